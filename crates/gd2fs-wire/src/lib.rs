@@ -1,0 +1,13 @@
+//! What travels between a GD2FS client and a node: nothing here does I/O.
+
+pub mod capability;
+pub mod code;
+pub mod header;
+pub mod messages;
+pub mod signing;
+pub mod sums;
+
+pub use capability::{Capability, PlanToken, Role, Token};
+pub use code::{Code, Failure};
+pub use header::{Header, Opcode};
+pub use signing::{Keys, SigningError};
