@@ -1,7 +1,7 @@
 //! A frame without its file data: header, ext and sums, with the sum over them.
 
 use gd2fs_wire::code::{Code, Failure};
-use gd2fs_wire::header::{Header, HEADER_BYTES};
+use gd2fs_wire::header::{HEADER_BYTES, Header};
 use gd2fs_wire::messages::Refusal;
 use gd2fs_wire::sums;
 use serde::Serialize;
@@ -14,13 +14,16 @@ pub enum FrameError {
     Io(#[from] std::io::Error),
     #[error(transparent)]
     Malformed(#[from] Failure),
+    /// The header is intact but not acceptable; `header` knows opcode and request only, enough for an answer.
+    #[error("{failure}")]
+    Refused { header: Header, failure: Failure },
 }
 
 impl FrameError {
     pub fn into_failure(self) -> Failure {
         match self {
             FrameError::Io(error) => Failure::new(Code::Disconnected, error.to_string()),
-            FrameError::Malformed(failure) => failure,
+            FrameError::Malformed(failure) | FrameError::Refused { failure, .. } => failure,
         }
     }
 }

@@ -48,7 +48,10 @@ impl Receiver {
     pub async fn header(&mut self) -> Result<Header, FrameError> {
         let mut bytes = [0; HEADER_BYTES];
         self.exact(&mut bytes).await?;
-        Ok(Header::decode(&bytes)?)
+        Header::decode(&bytes).map_err(|failure| match Header::identify(&bytes) {
+            Some(header) => FrameError::Refused { header, failure },
+            None => FrameError::Malformed(failure),
+        })
     }
 
     /// Ext and sums of a header that was just received.

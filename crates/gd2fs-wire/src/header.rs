@@ -197,7 +197,10 @@ impl Header {
         }
         let sum = crc32c(&bytes[..HEADER_BYTES - 4]);
         if raw.header_crc != sum {
-            return bad(format!("header_crc {:#010x} but the header sums to {sum:#010x}", raw.header_crc.get()));
+            return bad(format!(
+                "header_crc {:#010x} but the header sums to {sum:#010x}",
+                raw.header_crc.get()
+            ));
         }
         if raw.version != VERSION {
             return Err(Failure::new(
@@ -229,6 +232,13 @@ impl Header {
         };
         header.check_lengths()?;
         Ok(header)
+    }
+
+    /// Opcode and request of a header that is intact but was refused, say for its version: enough to answer it.
+    pub fn identify(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
+        let raw = Raw::read_from_bytes(bytes).expect("the sizes are equal");
+        let intact = raw.magic == MAGIC && raw.header_crc == crc32c(&bytes[..HEADER_BYTES - 4]);
+        intact.then(|| Header { opcode: raw.opcode, request: raw.request.get(), ..Header::default() })
     }
 
     /// Refuses lengths before anybody reserves memory for them.
@@ -309,6 +319,8 @@ mod tests {
             Header::decode(&bytes).unwrap_err()
         };
         assert_eq!(reseal(&|b| b[4] = 2).code, Code::Version);
+        assert_eq!(Header::identify(&sample().encode()).unwrap().request, sample().request);
+        assert_eq!(Header::identify(&[0; HEADER_BYTES]), None);
         assert_eq!(reseal(&|b| b[6] = 4).code, Code::BadFrame);
         assert_eq!(reseal(&|b| b[59] = 1).code, Code::BadFrame);
         assert_eq!(reseal(&|b| b[35] = 0xff).code, Code::TooLarge);

@@ -10,4 +10,4 @@ pub mod sums;
 pub use capability::{Capability, PlanToken, Role, Token};
 pub use code::{Code, Failure};
 pub use header::{Header, Opcode};
-pub use signing::{Keys, SigningError};
+pub use signing::{Keys, Signed, SigningError};

@@ -5,9 +5,11 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::{Hmac, Mac};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
+use crate::capability::{Capability, PlanToken, Token};
 use crate::code::{Code, Failure};
 
 const PREFIX: &str = "gd2fs1";
@@ -19,8 +21,27 @@ const TEXT_BYTES_MAX: usize = 60_000;
 
 #[derive(Debug, Error)]
 pub enum SigningError {
-    #[error("GD2FS_CLUSTER_KEYS: {0}; write it as ID:HEX[,ID:HEX…] with ids 1..255 and keys of 16 bytes or more")]
+    #[error(
+        "GD2FS_CLUSTER_KEYS: {0}; write it as ID:HEX[,ID:HEX…] with ids 1..255 and keys of 16 bytes or more"
+    )]
     Keys(String),
+}
+
+/// What can be signed. Its `typ` keeps one kind of signed text from being taken for another.
+pub trait Signed: Serialize + DeserializeOwned {
+    const TYP: &'static str;
+}
+
+impl Signed for Token {
+    const TYP: &'static str = "token";
+}
+
+impl Signed for Capability {
+    const TYP: &'static str = "cap";
+}
+
+impl Signed for PlanToken {
+    const TYP: &'static str = "plan";
 }
 
 /// The cluster's keys: the first signs, all verify, so that keys rotate without a stop.
@@ -50,10 +71,12 @@ impl Keys {
                 .parse::<u8>()
                 .ok()
                 .filter(|id| *id != DEVELOPMENT_KEY_ID && keys.iter().all(|(other, _)| other != id))
-                .ok_or_else(|| SigningError::Keys(format!("key id {id:?} is not a fresh number in 1..255")))?;
-            let key = decode_hex(hex)
-                .filter(|key| key.len() >= KEY_BYTES_MIN)
-                .ok_or_else(|| SigningError::Keys(format!("key {id} is not hex of {KEY_BYTES_MIN} bytes or more")))?;
+                .ok_or_else(|| {
+                    SigningError::Keys(format!("key id {id:?} is not a fresh number in 1..255"))
+                })?;
+            let key = decode_hex(hex).filter(|key| key.len() >= KEY_BYTES_MIN).ok_or_else(|| {
+                SigningError::Keys(format!("key {id} is not hex of {KEY_BYTES_MIN} bytes or more"))
+            })?;
             keys.push((id, key));
         }
         Ok(Keys { keys })
@@ -63,7 +86,7 @@ impl Keys {
         self.keys[0].0 == DEVELOPMENT_KEY_ID
     }
 
-    pub fn sign<T: Serialize>(&self, payload: &T) -> String {
+    pub fn sign<T: Signed>(&self, payload: &T) -> String {
         let (id, key) = &self.keys[0];
         let json = serde_json::to_vec(payload).expect("plain data serialises");
         let body = format!("{PREFIX}.{id}.{}", URL_SAFE_NO_PAD.encode(json));
@@ -72,7 +95,7 @@ impl Keys {
     }
 
     /// Checks the signature, then reads the payload; expiry is the caller's to check, it knows the time.
-    pub fn verify<T: DeserializeOwned>(&self, text: &str) -> Result<T, Failure> {
+    pub fn verify<T: Signed>(&self, text: &str) -> Result<T, Failure> {
         let refuse = |message: &str| Failure::new(Code::BadSignature, message);
         if text.len() > TEXT_BYTES_MAX {
             return Err(refuse("the signed text is too long"));
@@ -86,14 +109,24 @@ impl Keys {
             return Err(malformed());
         };
         let id = id.parse::<u8>().map_err(|_| malformed())?;
-        let (_, key) = self.keys.iter().find(|(known, _)| *known == id).ok_or_else(|| {
-            refuse("signed with a key that is not in GD2FS_CLUSTER_KEYS here")
-        })?;
+        let (_, key) = self
+            .keys
+            .iter()
+            .find(|(known, _)| *known == id)
+            .ok_or_else(|| refuse("signed with a key that is not in GD2FS_CLUSTER_KEYS here"))?;
         let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| malformed())?;
         // verify_slice compares in constant time.
         mac(key, body).verify_slice(&signature).map_err(|_| refuse("the signature does not match"))?;
         let json = URL_SAFE_NO_PAD.decode(payload).map_err(|_| malformed())?;
-        serde_json::from_slice(&json).map_err(|error| refuse(&format!("signed, but not understood: {error}")))
+        let misunderstood = |why: &str| refuse(&format!("signed, but not understood: {why}"));
+        let mut payload: Value =
+            serde_json::from_slice(&json).map_err(|error| misunderstood(&error.to_string()))?;
+        // serde writes the tag of a struct but does not read it.
+        match payload.as_object_mut().and_then(|fields| fields.remove("typ")) {
+            Some(typ) if typ == T::TYP => {}
+            typ => return Err(misunderstood(&format!("typ is {typ:?} where {:?} is needed", T::TYP))),
+        }
+        serde_json::from_value(payload).map_err(|error| misunderstood(&error.to_string()))
     }
 }
 
@@ -104,8 +137,60 @@ fn mac(key: &[u8], body: &str) -> Hmac<Sha256> {
 }
 
 fn decode_hex(text: &str) -> Option<Vec<u8>> {
-    if !text.is_ascii() || text.len() % 2 != 0 {
+    if !text.is_ascii() || !text.len().is_multiple_of(2) {
         return None;
     }
     (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capability::Role;
+
+    #[test]
+    fn signed_texts_come_back_and_are_not_taken_for_each_other() {
+        let keys =
+            Keys::parse("2:000102030405060708090a0b0c0d0e0f,1:ffffffffffffffffffffffffffffffff").unwrap();
+        let token = Token { tenant: "t".into(), role: Role::Client, expiry: 5 };
+        let text = keys.sign(&token);
+        assert!(text.starts_with("gd2fs1.2."));
+        assert_eq!(keys.verify::<Token>(&text).unwrap(), token);
+        assert_eq!(keys.verify::<Capability>(&text).unwrap_err().code, Code::BadSignature);
+        let rotated =
+            Keys::parse("3:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa,2:000102030405060708090a0b0c0d0e0f").unwrap();
+        assert_eq!(rotated.verify::<Token>(&text).unwrap(), token);
+        assert_eq!(Keys::development().verify::<Token>(&text).unwrap_err().code, Code::BadSignature);
+        for at in (0..text.len()).filter(|at| text.as_bytes()[*at] != b'.') {
+            let mut bad = text.clone().into_bytes();
+            bad[at] = if bad[at] == b'A' { b'B' } else { b'A' };
+            let bad = String::from_utf8(bad).unwrap();
+            assert!(keys.verify::<Token>(&bad).is_err(), "character {at}");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_refused() {
+        #[derive(Serialize, serde::Deserialize)]
+        struct Newer {
+            typ: String,
+            tenant: String,
+            role: Role,
+            expiry: u64,
+            only_on_sundays: bool,
+        }
+        impl Signed for Newer {
+            const TYP: &'static str = "token";
+        }
+        let newer = Newer {
+            typ: "token".into(),
+            tenant: "t".into(),
+            role: Role::Client,
+            expiry: 5,
+            only_on_sundays: true,
+        };
+        let keys = Keys::development();
+        let error = keys.verify::<Token>(&keys.sign(&newer)).unwrap_err();
+        assert!(error.message.contains("only_on_sundays"), "{error}");
+    }
 }

@@ -1,0 +1,342 @@
+//! The client object: requests go in, completions come out.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use gd2fs_transport::Memory;
+use gd2fs_wire::code::{Code, Failure};
+use parking_lot::{Condvar, Mutex};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
+
+use crate::completion::{Completion, Completions};
+use crate::control::Control;
+use crate::dial::Caller;
+use crate::layouts::Layouts;
+use crate::link::Links;
+use crate::request::{BUDGET_UNIT_BYTES, Direction, Request, Shared};
+use crate::stats::{Stats, add};
+use crate::stop::Stopper;
+
+/// Requests admitted and not yet reaped: more is a caller that does not reap.
+pub const REQUESTS_MAX: usize = 65_536;
+/// Longest time that `close` waits, for everything together.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+const STREAMS_MAX: usize = 64;
+const IO_THREADS_MAX: usize = 64;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `http://HOST:PORT` of control.
+    pub addresses: Vec<String>,
+    pub cluster: String,
+    pub token: String,
+    /// Local addresses to connect from; empty: whatever the routes say.
+    pub nics: Vec<IpAddr>,
+    pub io_threads: usize,
+    /// Connections per node and NIC.
+    pub streams: usize,
+    pub verify: bool,
+    /// Bytes of all requests together that may be under way; further requests wait.
+    pub outstanding_bytes_max: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            addresses: Vec::new(),
+            cluster: String::new(),
+            token: String::new(),
+            nics: Vec::new(),
+            io_threads: 2,
+            streams: 4,
+            verify: true,
+            outstanding_bytes_max: 1 << 30,
+        }
+    }
+}
+
+pub struct Client {
+    shared: Arc<Shared>,
+    requests: Arc<Requests>,
+    completions: Arc<Completions>,
+    runtime: Mutex<Option<Runtime>>,
+    /// Threads do not survive a fork: in a child nothing here works, and nothing may be joined.
+    process: u32,
+}
+
+#[derive(Default)]
+struct Requests {
+    table: Mutex<RequestTable>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct RequestTable {
+    last: u64,
+    closed: bool,
+    stoppers: HashMap<u64, Arc<Stopper>>,
+}
+
+/// A result that is still being made. Dropping it gives it up.
+pub struct Ticket<T> {
+    result: mpsc::Receiver<Result<T, Failure>>,
+    task: tokio::task::AbortHandle,
+}
+
+impl Client {
+    pub fn new(options: &Options) -> Result<Client, Failure> {
+        let check = |name: &str, value: usize, max: usize| {
+            if (1..=max).contains(&value) {
+                return Ok(());
+            }
+            Err(Failure::new(Code::Invalid, format!("{name}: {value} is not in 1..{max}")))
+        };
+        check("io_threads", options.io_threads, IO_THREADS_MAX)?;
+        check("streams", options.streams, STREAMS_MAX)?;
+        let internal = |error: std::io::Error| Failure::new(Code::Internal, error.to_string());
+        let budget_units = options.outstanding_bytes_max.div_ceil(BUDGET_UNIT_BYTES).clamp(1, 1 << 28);
+        let shared = Shared {
+            control: Control::new(&options.addresses, &options.token)?,
+            layouts: Layouts::default(),
+            links: Links::default(),
+            caller: Arc::new(Caller::new(&options.cluster, &options.token).map_err(internal)?),
+            nics: options.nics.clone(),
+            streams: options.streams,
+            verify: options.verify,
+            budget: Arc::new(Semaphore::new(budget_units as usize)),
+            budget_units,
+            stats: Arc::new(Stats::default()),
+        };
+        let runtime = runtime(options.io_threads, "gd2fs-io").map_err(internal)?;
+        Ok(Client {
+            shared: Arc::new(shared),
+            requests: Arc::default(),
+            completions: Arc::new(Completions::new().map_err(internal)?),
+            runtime: Mutex::new(Some(runtime)),
+            process: std::process::id(),
+        })
+    }
+
+    /// Whether this is a forked child of the process that made the client. All other methods must not be called then.
+    pub fn is_forked(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// Starts a transfer between `memory` and the file range that begins at `offset`; its number comes back as a completion.
+    ///
+    /// # Safety
+    /// The memory stays mapped until that completion has been reaped; it is not written meanwhile, and for a read it is not
+    /// read either.
+    pub unsafe fn submit(
+        &self,
+        direction: Direction,
+        layout: &str,
+        offset: u64,
+        memory: Memory,
+        timeout: Duration,
+    ) -> Result<u64, Failure> {
+        let cell = self.shared.layouts.get(layout)?;
+        // The node's table of offsets, and JSON, count in i64.
+        if offset.checked_add(memory.len() as u64).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Failure::new(
+                Code::BadRequest,
+                format!("offset {offset} + {} bytes is over 2^63", memory.len()),
+            ));
+        }
+        let stopper = Arc::new(Stopper::new(timeout));
+        let handle = self.handle()?;
+        let number = {
+            let mut table = self.requests.table.lock();
+            if table.closed {
+                return Err(closed());
+            }
+            if table.stoppers.len() + self.completions.len() >= REQUESTS_MAX {
+                let why = format!(
+                    "{REQUESTS_MAX} requests are under way or not reaped; reap before submitting more"
+                );
+                return Err(Failure::new(Code::Overloaded, why));
+            }
+            table.last += 1;
+            let number = table.last;
+            table.stoppers.insert(number, stopper.clone());
+            number
+        };
+        let (shared, requests, completions) =
+            (self.shared.clone(), self.requests.clone(), self.completions.clone());
+        handle.spawn(async move {
+            add(&shared.stats.requests, 1);
+            let result = Request { direction, cell, offset, memory, stopper }.run(shared.clone()).await;
+            if result.is_err() {
+                add(&shared.stats.failures, 1);
+            }
+            requests.end(number, &completions, result);
+        });
+        Ok(number)
+    }
+
+    /// Asks for an early end; the request still completes, as CANCELLED or with its result.
+    pub fn cancel(&self, request: u64) {
+        if let Some(stopper) = self.requests.table.lock().stoppers.get(&request) {
+            stopper.cancel();
+        }
+    }
+
+    pub fn completions(&self) -> &Completions {
+        &self.completions
+    }
+
+    pub fn stats(&self) -> Vec<(&'static str, u64)> {
+        let mut stats = self.shared.stats.snapshot();
+        stats.push(("requests_pending", self.requests.table.lock().stoppers.len() as u64));
+        stats
+    }
+
+    /// An HTTP call to control: status and body.
+    pub fn control(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<Vec<u8>>,
+        timeout: Duration,
+    ) -> Result<Ticket<(u16, Vec<u8>)>, Failure> {
+        let (shared, method, path) = (self.shared.clone(), method.to_owned(), path.to_owned());
+        self.start(async move { shared.control.call(&method, &path, body, timeout).await })
+    }
+
+    /// The highest acknowledged end of each file as its nodes say; None for a file whose node can't be reached or has lost it.
+    pub fn lengths(
+        &self,
+        layouts: &[String],
+        timeout: Duration,
+    ) -> Result<Ticket<Vec<Option<u64>>>, Failure> {
+        let cells =
+            layouts.iter().map(|text| self.shared.layouts.get(text)).collect::<Result<Vec<_>, _>>()?;
+        let shared = self.shared.clone();
+        self.start(async move {
+            let stopper = Stopper::new(timeout);
+            let mut lengths = Vec::with_capacity(cells.len());
+            for cell in cells {
+                let layout = cell.current(Direction::Read);
+                lengths.push(match shared.column_ends(&layout, &mut stopper.stop()).await {
+                    Ok(ends) => ends.into_iter().max(),
+                    Err(failure) if is_absence(failure.code) => None,
+                    Err(failure) => return Err(failure),
+                });
+            }
+            Ok(lengths)
+        })
+    }
+
+    /// Completes everything as CANCELLED, closes the connections and ends the threads; idempotent.
+    pub fn close(&self) {
+        let until = Instant::now() + CLOSE_TIMEOUT;
+        let mut table = self.requests.table.lock();
+        table.closed = true;
+        table.stoppers.values().for_each(|stopper| stopper.cancel());
+        while !table.stoppers.is_empty() && !self.requests.ended.wait_until(&mut table, until).timed_out() {}
+        drop(table);
+        let Some(runtime) = self.runtime.lock().take() else { return };
+        // The sockets close now, whoever still holds this object.
+        let links = self.shared.links.end();
+        let _ = runtime.block_on(async { tokio::time::timeout_at(until.into(), links).await });
+        runtime.shutdown_timeout(
+            until.saturating_duration_since(Instant::now()).max(Duration::from_millis(100)),
+        );
+        // With the threads gone nothing can touch memory: what had not ended by itself has ended now.
+        let rest: Vec<u64> = self.requests.table.lock().stoppers.drain().map(|(number, _)| number).collect();
+        for number in rest {
+            let failure = Failure::new(Code::Cancelled, "the client was closed");
+            self.completions.push(Completion::new(number, Err(failure)));
+        }
+    }
+
+    fn handle(&self) -> Result<tokio::runtime::Handle, Failure> {
+        self.runtime.lock().as_ref().map(|runtime| runtime.handle().clone()).ok_or_else(closed)
+    }
+
+    fn start<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    ) -> Result<Ticket<T>, Failure> {
+        Ok(Ticket::start(&self.handle()?, work))
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if !self.is_forked() {
+            self.close();
+        } else if let Some(runtime) = self.runtime.get_mut().take() {
+            // Its threads are the parent's: joining them here would wait for ever. Its epoll descriptor is shared with the
+            // parent: a socket dropped here would be taken off the parent's list.
+            std::mem::forget(runtime);
+            std::mem::forget(self.shared.clone());
+        }
+    }
+}
+
+impl Requests {
+    fn end(&self, number: u64, completions: &Completions, result: Result<u64, Failure>) {
+        let mut table = self.table.lock();
+        table.stoppers.remove(&number);
+        // Under the lock, so that admitted plus unreaped never counts one too few.
+        completions.push(Completion::new(number, result));
+        self.ended.notify_all();
+    }
+}
+
+impl<T: Send + 'static> Ticket<T> {
+    pub(crate) fn start(
+        runtime: &tokio::runtime::Handle,
+        work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    ) -> Ticket<T> {
+        let (sender, result) = mpsc::channel();
+        let task = runtime.spawn(async move {
+            // Nobody may be waiting any more.
+            let _ = sender.send(work.await);
+        });
+        Ticket { result, task: task.abort_handle() }
+    }
+
+    /// None: not yet. Waiting in slices lets the caller look at signals in between.
+    pub fn wait(&mut self, at_most: Duration) -> Option<Result<T, Failure>> {
+        match self.result.recv_timeout(at_most) {
+            Ok(result) => Some(result),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => {
+                Some(Err(Failure::new(Code::Cancelled, "the client was closed during the call")))
+            }
+        }
+    }
+}
+
+impl<T> Drop for Ticket<T> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+pub(crate) fn runtime(threads: usize, name: &str) -> std::io::Result<Runtime> {
+    Builder::new_multi_thread().worker_threads(threads).thread_name(name).enable_all().build()
+}
+
+pub(crate) fn closed() -> Failure {
+    Failure::new(Code::Cancelled, "the client is closed")
+}
+
+/// Codes that say that a file's bytes can't be had, rather than that the question was wrong.
+fn is_absence(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Disconnected
+            | Code::Timeout
+            | Code::Lost
+            | Code::StaleIncarnation
+            | Code::WrongNode
+            | Code::ShuttingDown
+    )
+}

@@ -1,0 +1,103 @@
+//! Layouts that callers use, each with the newer one that control gave in its place.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gd2fs_wire::code::{Code, Failure};
+use parking_lot::Mutex;
+
+use crate::control::Control;
+use crate::layout::Layout;
+use crate::request::Direction;
+
+/// Texts remembered; what nobody uses is dropped when there are more.
+const CELLS_MAX: usize = 4096;
+
+pub(crate) struct LayoutCell {
+    given: Arc<Layout>,
+    newer: [Mutex<Option<Arc<Layout>>>; 2],
+    refreshing: tokio::sync::Mutex<()>,
+}
+
+impl LayoutCell {
+    pub fn new(layout: Layout) -> LayoutCell {
+        LayoutCell { given: Arc::new(layout), newer: Default::default(), refreshing: Default::default() }
+    }
+
+    pub fn current(&self, direction: Direction) -> Arc<Layout> {
+        self.newer[direction as usize].lock().clone().unwrap_or_else(|| self.given.clone())
+    }
+
+    /// Replaces `stale` by what control says now, once for all who found it stale.
+    pub async fn refresh(
+        &self,
+        stale: &Arc<Layout>,
+        direction: Direction,
+        control: &Control,
+        timeout: Duration,
+    ) -> Result<(), Failure> {
+        let _refreshing = self.refreshing.lock().await;
+        if !Arc::ptr_eq(&self.current(direction), stale) {
+            return Ok(());
+        }
+        let rights = match direction {
+            Direction::Read => "read",
+            Direction::Write => "read,write",
+        };
+        let path = format!("/v1/fs/layout?file={}&rights={rights}", stale.file);
+        let (status, body) = control.call("GET", &path, None, timeout).await?;
+        let text = String::from_utf8_lossy(&body);
+        if status != 200 {
+            return Err(refusal(status, &text));
+        }
+        let layout = Layout::parse(&text)?;
+        let same = |a: &Layout, b: &Layout| {
+            a.file == b.file && a.stripe_unit == b.stripe_unit && a.columns.len() == b.columns.len()
+        };
+        if !same(&layout, stale) {
+            return Err(Failure::new(
+                Code::Internal,
+                "control gave a layout of another shape for the same file",
+            ));
+        }
+        *self.newer[direction as usize].lock() = Some(Arc::new(layout));
+        Ok(())
+    }
+}
+
+/// `{"error": {"code", "name", "message"}}`, or whatever stands in its place.
+fn refusal(status: u16, text: &str) -> Failure {
+    let json: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+    let error = &json["error"];
+    match (error["code"].as_u64(), error["message"].as_str()) {
+        (Some(code), Some(message)) => {
+            Failure::new(Code::from_u32(u32::try_from(code).unwrap_or(u32::MAX)), message)
+        }
+        _ => Failure::new(
+            Code::Unavailable,
+            format!("control answered HTTP {status} to a question for a layout"),
+        ),
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Layouts {
+    cells: Mutex<HashMap<String, Arc<LayoutCell>>>,
+}
+
+impl Layouts {
+    pub fn get(&self, text: &str) -> Result<Arc<LayoutCell>, Failure> {
+        let mut cells = self.cells.lock();
+        if let Some(cell) = cells.get(text) {
+            return Ok(cell.clone());
+        }
+        let cell = Arc::new(LayoutCell::new(Layout::parse(text)?));
+        if cells.len() >= CELLS_MAX {
+            cells.retain(|_, cell| Arc::strong_count(cell) > 1);
+        }
+        // The rest is in use by admitted requests, whose number is bounded too.
+        cells.insert(text.into(), cell.clone());
+        Ok(cell)
+    }
+}

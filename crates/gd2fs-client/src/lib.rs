@@ -1,0 +1,28 @@
+//! The client of GD2FS: from layouts to nodes, over streams and NICs, with retries and a queue of completions.
+//!
+//! Nothing here knows Python; the Python module, and later the C library and FUSE, are faces of it.
+
+mod client;
+mod completion;
+mod connection;
+mod control;
+mod dial;
+mod handles;
+mod layout;
+mod layouts;
+mod link;
+mod node_link;
+mod part;
+mod request;
+mod stats;
+mod stop;
+mod trouble;
+
+pub use gd2fs_transport::{Memory, Slice};
+
+pub use client::{Client, Options, REQUESTS_MAX, Ticket};
+pub use completion::{Completion, Completions};
+pub use layout::{Column, Layout, PART_BYTES_MAX, Part, Replica};
+pub use node_link::{Answer, NodeLink};
+pub use request::Direction;
+pub use stats::Stats;

@@ -1,0 +1,218 @@
+//! All connections to one node: a slot for every (NIC, stream), opened when it is first needed.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use gd2fs_wire::code::{Code, Failure};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::connection::Connection;
+use crate::dial::Caller;
+use crate::stats::{Stats, add};
+use crate::stop::Stop;
+use crate::trouble::Trouble;
+
+/// What may be under way on one stream: enough to fill a fast network, little enough that the faster streams get more.
+const WINDOW_BYTES: u64 = 16 << 20;
+/// Windows are counted in units, since a semaphore counts in u32; a small request costs one all the same.
+const UNIT_BYTES: u64 = 64 << 10;
+/// After a failed dial the other slots are preferred for this long: one dead NIC must not draw every retry.
+const SHUN: Duration = Duration::from_secs(1);
+
+pub(crate) struct Link {
+    node: Option<String>,
+    addresses: RwLock<Vec<SocketAddr>>,
+    slots: Vec<Slot>,
+    window: Semaphore,
+    caller: Arc<Caller>,
+    stats: Arc<Stats>,
+}
+
+struct Slot {
+    number: u32,
+    nic: Option<IpAddr>,
+    current: Mutex<Option<Arc<Connection>>>,
+    /// When the last dial failed, and why. Held while dialing, so that one dials for all who wait.
+    dialing: tokio::sync::Mutex<()>,
+    failed: Mutex<Option<(Instant, Trouble)>>,
+    /// Generation of the last successful HELLO.
+    established: AtomicU64,
+    /// Highest generation that ended with a write unanswered.
+    doubted: Arc<AtomicU64>,
+    outstanding: AtomicUsize,
+}
+
+/// A slot chosen for a transfer, and the bytes it counts there.
+pub(crate) struct Lane<'a> {
+    slot: &'a Slot,
+    bytes: usize,
+}
+
+impl Link {
+    pub fn new(
+        node: Option<String>,
+        addresses: Vec<SocketAddr>,
+        nics: &[IpAddr],
+        streams: usize,
+        caller: Arc<Caller>,
+        stats: Arc<Stats>,
+    ) -> Link {
+        let nics: Vec<Option<IpAddr>> =
+            if nics.is_empty() { vec![None] } else { nics.iter().copied().map(Some).collect() };
+        // Neighbouring slots use different NICs, so that few requests already use all of them.
+        let slots: Vec<Slot> = (0..streams * nics.len())
+            .map(|index| Slot::new(index as u32, nics[index % nics.len()]))
+            .collect();
+        let window = Semaphore::new(slots.len() * (WINDOW_BYTES / UNIT_BYTES) as usize);
+        Link { node, addresses: RwLock::new(addresses), slots, window, caller, stats }
+    }
+
+    /// A node that came back may listen elsewhere.
+    pub fn update_addresses(&self, addresses: &[SocketAddr]) {
+        if *self.addresses.read() != addresses {
+            *self.addresses.write() = addresses.to_vec();
+        }
+    }
+
+    /// Waits until `bytes` more may be under way to this node.
+    pub async fn admit(&self, bytes: u64, stop: &mut Stop) -> Result<SemaphorePermit<'_>, Trouble> {
+        let units = bytes.div_ceil(UNIT_BYTES).clamp(1, WINDOW_BYTES / UNIT_BYTES) as u32;
+        let permit = stop.race(self.window.acquire_many(units)).await.map_err(Trouble::Stopped)?;
+        Ok(permit.expect("the window is never closed"))
+    }
+
+    /// Sees to it that no write of an ended connection can still be applied, before another write is sent: every slot that
+    /// ended with a write unanswered says HELLO again, which fences its older connections on the node.
+    pub async fn settle(&self, stop: &mut Stop) -> Result<(), Trouble> {
+        for slot in self.slots.iter().filter(|slot| slot.is_in_doubt()) {
+            self.connect(slot, stop).await?;
+        }
+        Ok(())
+    }
+
+    /// The slot with the fewest bytes under way.
+    pub fn lane(&self, bytes: usize) -> Lane<'_> {
+        let slot = self
+            .slots
+            .iter()
+            .min_by_key(|slot| (slot.is_shunned(), slot.outstanding.load(Ordering::Relaxed), slot.number))
+            .expect("a link has at least one slot");
+        slot.outstanding.fetch_add(bytes, Ordering::Relaxed);
+        Lane { slot, bytes }
+    }
+
+    pub async fn connection(&self, lane: &Lane<'_>, stop: &mut Stop) -> Result<Arc<Connection>, Trouble> {
+        self.connect(lane.slot, stop).await
+    }
+
+    pub async fn end(&self) {
+        for slot in &self.slots {
+            let current = slot.current.lock().take();
+            if let Some(connection) = current {
+                connection.end().await;
+            }
+        }
+    }
+
+    async fn connect(&self, slot: &Slot, stop: &mut Stop) -> Result<Arc<Connection>, Trouble> {
+        if let Some(connection) = slot.usable() {
+            return Ok(connection);
+        }
+        let asked = Instant::now();
+        let _dialing = stop.race(slot.dialing.lock()).await.map_err(Trouble::Stopped)?;
+        if let Some(connection) = slot.usable() {
+            return Ok(connection);
+        }
+        // Whoever waited while another dialed in vain shares that result: a crowd must not time out one after the other.
+        let failed = slot.failed.lock().clone();
+        if let Some((_, trouble)) = failed.filter(|(at, _)| *at >= asked) {
+            return Err(trouble);
+        }
+        let addresses = self.addresses.read().clone();
+        let dial = self.caller.dial(self.node.as_deref(), &addresses, slot.nic, slot.number);
+        let dialed = match stop.race(dial).await.map_err(Trouble::Stopped)? {
+            Ok(dialed) => dialed,
+            Err(trouble) => {
+                *slot.failed.lock() = Some((Instant::now(), trouble.clone()));
+                return Err(trouble);
+            }
+        };
+        add(&self.stats.connections_opened, 1);
+        slot.failed.lock().take();
+        slot.established.store(dialed.generation, Ordering::SeqCst);
+        let connection = Connection::start(dialed, slot.doubted.clone());
+        *slot.current.lock() = Some(connection.clone());
+        Ok(connection)
+    }
+}
+
+impl Slot {
+    fn new(number: u32, nic: Option<IpAddr>) -> Slot {
+        Slot {
+            number,
+            nic,
+            current: Mutex::default(),
+            dialing: tokio::sync::Mutex::default(),
+            failed: Mutex::default(),
+            established: AtomicU64::new(0),
+            doubted: Arc::default(),
+            outstanding: AtomicUsize::new(0),
+        }
+    }
+
+    fn usable(&self) -> Option<Arc<Connection>> {
+        self.current.lock().as_ref().filter(|connection| connection.is_usable()).cloned()
+    }
+
+    fn is_in_doubt(&self) -> bool {
+        let doubted = self.doubted.load(Ordering::SeqCst);
+        doubted > 0 && doubted >= self.established.load(Ordering::SeqCst)
+    }
+
+    fn is_shunned(&self) -> bool {
+        self.failed.lock().as_ref().is_some_and(|(at, _)| at.elapsed() < SHUN)
+    }
+}
+
+impl Drop for Lane<'_> {
+    fn drop(&mut self) {
+        self.slot.outstanding.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// The links of one client, by node.
+#[derive(Default)]
+pub(crate) struct Links {
+    links: Mutex<std::collections::HashMap<String, Arc<Link>>>,
+}
+
+/// Links stay: forgetting one would forget its doubts. A cluster of more nodes than this needs another plan anyway.
+const LINKS_MAX: usize = 1024;
+
+impl Links {
+    pub fn get(&self, name: &str, make: impl FnOnce() -> Link) -> Result<Arc<Link>, Failure> {
+        let mut links = self.links.lock();
+        if let Some(link) = links.get(name) {
+            return Ok(link.clone());
+        }
+        if links.len() >= LINKS_MAX {
+            return Err(Failure::new(
+                Code::Overloaded,
+                format!("one client speaks to at most {LINKS_MAX} nodes"),
+            ));
+        }
+        let link = Arc::new(make());
+        links.insert(name.into(), link.clone());
+        Ok(link)
+    }
+
+    pub async fn end(&self) {
+        let links: Vec<Arc<Link>> = self.links.lock().values().cloned().collect();
+        for link in links {
+            link.end().await;
+        }
+    }
+}

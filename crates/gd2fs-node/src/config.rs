@@ -1,0 +1,166 @@
+//! What a node is told at its start.
+
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+
+use gd2fs_store::DataDirError;
+use gd2fs_wire::{Code, Failure, Keys, SigningError};
+use serde::Deserialize;
+use thiserror::Error;
+
+pub const DEFAULT_PORT: u16 = 7528;
+/// Room for the frames of a few small files; less is surely a mistake in the unit.
+const MEMORY_BYTES_MIN: u64 = 1 << 20;
+/// Each connection costs about 100 KiB of buffers.
+const CONNECTIONS_MAX: usize = 65_536;
+
+/// Not `Debug`: it holds the cluster's keys.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub cluster: String,
+    pub node: String,
+    /// Number of this registration; above every earlier one of this node.
+    pub incarnation: u32,
+    /// As in `GD2FS_CLUSTER_KEYS`; empty: the development key, on loopback only.
+    #[serde(default)]
+    pub keys: String,
+    /// `tcp://IP[:PORT]`; port 0 takes a free one.
+    pub listen: Vec<String>,
+    pub memory_bytes: u64,
+    pub data_dir: PathBuf,
+    #[serde(default = "default_connections_max")]
+    pub connections_max: usize,
+}
+
+fn default_connections_max() -> usize {
+    4096
+}
+
+/// Why a node does not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    #[error("{field}: {reason}")]
+    Config { field: &'static str, reason: String },
+    #[error(transparent)]
+    Keys(#[from] SigningError),
+    #[error("data_dir: {0}")]
+    DataDir(#[from] DataDirError),
+    #[error("listen: {address} cannot be listened on: {error}")]
+    Listen { address: String, error: std::io::Error },
+    #[error("the runtime does not start: {0}")]
+    Runtime(std::io::Error),
+}
+
+impl StartError {
+    /// The same with the code that other languages know it by.
+    pub fn failure(&self) -> Failure {
+        let code = match self {
+            StartError::Config { .. } | StartError::Keys(_) | StartError::DataDir(_) => Code::Invalid,
+            StartError::Listen { .. } | StartError::Runtime(_) => Code::Unavailable,
+        };
+        Failure::new(code, self.to_string())
+    }
+}
+
+fn wrong(field: &'static str, reason: impl Into<String>) -> StartError {
+    StartError::Config { field, reason: reason.into() }
+}
+
+impl Config {
+    pub fn from_json(text: &str) -> Result<Config, StartError> {
+        serde_json::from_str(text).map_err(|error| wrong("config", error.to_string()))
+    }
+
+    /// Checks everything that can be checked without touching the machine.
+    pub(crate) fn check(&self) -> Result<(Keys, Vec<SocketAddr>), StartError> {
+        if self.incarnation == 0 {
+            return Err(wrong("incarnation", "0 means none; register with control first"));
+        }
+        if self.memory_bytes < MEMORY_BYTES_MIN {
+            return Err(wrong("memory_bytes", format!("{} is below 1 MiB", self.memory_bytes)));
+        }
+        if self.connections_max == 0 || self.connections_max > CONNECTIONS_MAX {
+            let reason = format!("{} is not in 1..{CONNECTIONS_MAX}", self.connections_max);
+            return Err(wrong("connections_max", reason));
+        }
+        let keys = Keys::parse(&self.keys)?;
+        let addresses: Vec<SocketAddr> =
+            self.listen.iter().map(|text| parse_address(text)).collect::<Result<_, _>>()?;
+        if addresses.is_empty() {
+            return Err(wrong("listen", "no address; give one such as tcp://127.0.0.1:7528"));
+        }
+        if let Some(open) = addresses.iter().find(|a| keys.is_development() && !a.ip().is_loopback()) {
+            let reason = format!(
+                "{open} is reachable from elsewhere, and the built-in development key protects nothing; set GD2FS_CLUSTER_KEYS"
+            );
+            return Err(wrong("listen", reason));
+        }
+        Ok((keys, addresses))
+    }
+}
+
+fn parse_address(text: &str) -> Result<SocketAddr, StartError> {
+    let malformed = || wrong("listen", format!("{text:?} is not tcp://IP[:PORT]"));
+    let rest = text.strip_prefix("tcp://").ok_or_else(malformed)?;
+    let bare = rest.trim_start_matches('[').trim_end_matches(']');
+    rest.parse::<SocketAddr>()
+        .ok()
+        .or_else(|| bare.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, DEFAULT_PORT)))
+        .ok_or_else(malformed)
+}
+
+pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
+    let attempt = || {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    attempt().map_err(|error| StartError::Listen { address: address.to_string(), error })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(change: impl Fn(&mut Config)) -> Result<Vec<SocketAddr>, String> {
+        let mut config = Config::from_json(
+            r#"{"cluster": "c", "node": "n", "incarnation": 1, "listen": ["tcp://127.0.0.1:0"], "memory_bytes": 1048576, "data_dir": "/d"}"#,
+        )
+        .unwrap();
+        change(&mut config);
+        config.check().map(|(_, addresses)| addresses).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn addresses() {
+        let parse = |text: &str| check(|c| c.listen = vec![text.into()]).unwrap()[0].to_string();
+        assert_eq!(parse("tcp://127.0.0.1"), "127.0.0.1:7528");
+        assert_eq!(parse("tcp://[::1]:9"), "[::1]:9");
+        assert_eq!(parse("tcp://[::1]"), "[::1]:7528");
+    }
+
+    #[test]
+    fn refusals_name_the_field() {
+        let refused = |change: &dyn Fn(&mut Config)| check(change).unwrap_err();
+        assert!(refused(&|c| c.listen = vec!["127.0.0.1:1".into()]).starts_with("listen: "));
+        assert!(refused(&|c| c.listen = vec![]).starts_with("listen: "));
+        assert!(refused(&|c| c.memory_bytes = 5).starts_with("memory_bytes: "));
+        assert!(refused(&|c| c.incarnation = 0).starts_with("incarnation: "));
+        assert!(refused(&|c| c.connections_max = 0).starts_with("connections_max: "));
+        assert!(refused(&|c| c.keys = "1:00".into()).contains("GD2FS_CLUSTER_KEYS"));
+        assert!(Config::from_json(r#"{"listne": []}"#).err().unwrap().to_string().contains("listne"));
+    }
+
+    #[test]
+    fn the_development_key_stays_on_loopback() {
+        let error =
+            check(|c| c.listen = vec!["tcp://127.0.0.1:0".into(), "tcp://0.0.0.0:0".into()]).unwrap_err();
+        assert!(error.contains("GD2FS_CLUSTER_KEYS"), "{error}");
+        check(|c| {
+            c.listen = vec!["tcp://0.0.0.0:0".into()];
+            c.keys = format!("1:{}", "ab".repeat(16));
+        })
+        .unwrap();
+    }
+}

@@ -1,0 +1,16 @@
+//! A storage node: frames from the network, checked, into and out of the store.
+
+mod config;
+mod connection;
+mod control;
+mod fences;
+mod hello;
+mod node;
+mod open;
+mod read;
+mod server;
+mod stats;
+mod write;
+
+pub use config::{Config, DEFAULT_PORT, StartError};
+pub use node::Node;

@@ -1,0 +1,126 @@
+//! A node in this process: its own runtime, its store, its listeners.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gd2fs_store::{DataDir, Store};
+use parking_lot::{Condvar, Mutex};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use crate::config::{self, Config, StartError};
+use crate::server::{self, Shared};
+
+/// What is left of the runtime after its connections have ended gets this long; nothing should be.
+const RUNTIME_END: Duration = Duration::from_secs(1);
+
+/// A running node. Dropping it stops it at once.
+pub struct Node {
+    shared: Arc<Shared>,
+    addresses: Vec<SocketAddr>,
+    /// None: serving. Otherwise the time at which running requests are cut off.
+    shutdown: watch::Sender<Option<Instant>>,
+    ended: Arc<Ended>,
+    runtime: Mutex<Option<Runtime>>,
+}
+
+#[derive(Default)]
+struct Ended {
+    flag: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// Marks the end, also if the task that holds it panics: `stop` must never wait for nothing.
+struct End(Arc<Ended>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        *self.0.flag.lock() = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Node {
+    /// Opens the data directory, listens and serves. Everything that can be refused is refused before a byte is accepted.
+    pub fn start(config: Config) -> Result<Node, StartError> {
+        let (keys, wanted) = config.check()?;
+        let data = DataDir::open(&config.data_dir, &config.cluster, &config.node, config.incarnation)?;
+        let listeners = wanted.into_iter().map(config::listen).collect::<Result<Vec<_>, _>>()?;
+        let memory_bytes = usize::try_from(config.memory_bytes).unwrap_or(usize::MAX);
+        let shared = Arc::new(Shared::new(config, keys, Store::new(memory_bytes, data)));
+        // More threads than this only wait for memory.
+        let threads = std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 16);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("gd2fs-node")
+            .enable_all()
+            .build()
+            .map_err(StartError::Runtime)?;
+        let _inside = runtime.enter();
+        let listeners = listeners
+            .into_iter()
+            .map(TcpListener::from_std)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(StartError::Runtime)?;
+        let addresses = listeners
+            .iter()
+            .map(TcpListener::local_addr)
+            .collect::<Result<_, _>>()
+            .map_err(StartError::Runtime)?;
+        let (shutdown, stopping) = watch::channel(None);
+        let ended = Arc::new(Ended::default());
+        let (task_shared, end) = (shared.clone(), End(ended.clone()));
+        runtime.spawn(async move {
+            server::run(listeners, task_shared, stopping).await;
+            drop(end);
+        });
+        drop(_inside);
+        Ok(Node { shared, addresses, shutdown, ended, runtime: Mutex::new(Some(runtime)) })
+    }
+
+    /// Where it listens, with the ports that were given for port 0.
+    pub fn addresses(&self) -> Vec<String> {
+        self.addresses.iter().map(|address| format!("tcp://{address}")).collect()
+    }
+
+    /// Counters as a JSON object.
+    pub fn stats(&self) -> String {
+        self.shared.stats.to_json(&self.shared.store).to_string()
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.shared.store
+    }
+
+    /// Accepts nothing more, answers SHUTTING_DOWN to new requests, lets running ones finish within `grace`, and returns when
+    /// all connections have ended. A second call can only shorten the grace.
+    pub fn stop(&self, grace: Duration) {
+        let deadline = Instant::now() + grace;
+        self.shutdown
+            .send_modify(|current| *current = Some(current.map_or(deadline, |set| set.min(deadline))));
+        let mut flag = self.ended.flag.lock();
+        while !*flag {
+            self.ended.changed.wait(&mut flag);
+        }
+        drop(flag);
+        if let Some(runtime) = self.runtime.lock().take() {
+            runtime.shutdown_timeout(RUNTIME_END);
+        }
+    }
+
+    /// Whether the node has ended, waiting for it at most `timeout`.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let mut flag = self.ended.flag.lock();
+        while !*flag && !self.ended.changed.wait_until(&mut flag, deadline).timed_out() {}
+        *flag
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.stop(Duration::ZERO);
+    }
+}

@@ -1,0 +1,134 @@
+use std::fs;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use gd2fs_wire::messages::OpenReply;
+use gd2fs_wire::{Code, Opcode, Role};
+
+use super::*;
+
+#[test]
+fn a_restart_loses_bytes_and_says_so() {
+    let bench = Bench::start();
+    let mut peer = bench.peer();
+    let handle = peer.open(&capability());
+    peer.write(handle, 0, b"abc");
+    let newer = Capability { columns: vec![(4, 1)], file: "5".repeat(32), ..capability() };
+    peer.open(&newer);
+    let bench = bench.restart();
+    let mut peer = bench.peer();
+    let answer = peer.try_open(&capability());
+    assert!(serde_json::from_slice::<OpenReply>(&answer.ext).unwrap().lost);
+    assert_eq!(answer.header.incarnation, 2);
+    let handle = answer.header.handle;
+    assert_eq!(peer.read(handle, 0, 3).code(), Code::Lost);
+    assert_eq!(peer.write(handle, 0, b"new").code(), Code::Ok);
+    assert_eq!(peer.read(handle, 0, 3).payload, b"new");
+    let older = Capability { columns: vec![(3, 1)], ..newer.clone() };
+    assert_eq!(peer.try_open(&older).code(), Code::StaleLayout, "epochs outlive the memory");
+    peer.open(&newer);
+}
+
+#[test]
+fn stop_drains() {
+    let bench = Bench::start();
+    let (mut busy, mut idle) = (bench.peer(), bench.peer());
+    let handle = busy.open(&capability());
+    let bytes = pattern(50_000, 1);
+    let frame = busy.write_frame(handle, 0, &bytes);
+    let all = Peer::bytes(frame, &bytes);
+    busy.stream.write_all(&all[..all.len() - 1]).unwrap();
+    while bench.node.store().arena().used() == 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| bench.node.stop(Duration::from_secs(9)));
+        // Stopping shows in the answers of the idle connection.
+        while idle.ping().code() != Code::ShuttingDown {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let late = idle.control(Opcode::Stat, serde_json::json!([]));
+        assert_eq!(late.code(), Code::ShuttingDown);
+        assert!(!bench.node.wait(Duration::ZERO), "a request still runs");
+        busy.stream.write_all(&all[all.len() - 1..]).unwrap();
+        assert_eq!(busy.answer().code(), Code::Ok, "what had begun is finished");
+        stopping.join().unwrap();
+    });
+    assert!(bench.node.wait(Duration::ZERO));
+    assert!(busy.is_closed() && idle.is_closed());
+    bench.node.stop(Duration::ZERO);
+}
+
+#[test]
+fn the_grace_ends() {
+    let bench = Bench::start();
+    let mut peer = bench.peer();
+    let handle = peer.open(&capability());
+    let frame = peer.write_frame(handle, 0, &[1; 1000]);
+    peer.stream.write_all(&Peer::bytes(frame, &[1; 1000])[..800]).unwrap();
+    while bench.node.store().arena().used() == 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let begun = Instant::now();
+    bench.node.stop(Duration::from_millis(200));
+    assert!(begun.elapsed() >= Duration::from_millis(200) && begun.elapsed() < Duration::from_secs(5));
+    assert!(peer.is_closed());
+    assert_eq!(bench.node.store().arena().used(), 0);
+}
+
+#[test]
+fn an_idle_node_stops_at_once() {
+    let bench = Bench::start();
+    let _idle = bench.peer();
+    let begun = Instant::now();
+    assert!(!bench.node.wait(Duration::from_millis(10)));
+    bench.node.stop(Duration::from_secs(60));
+    assert!(begun.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn one_node_per_data_directory() {
+    let bench = Bench::start();
+    let error = bench.start_another(|_| ()).err().unwrap().to_string();
+    assert!(error.contains("another process uses this data directory"), "{error}");
+}
+
+#[test]
+fn foreign_and_damaged_directories_are_refused_by_name() {
+    let bench = Bench::start();
+    let path = bench.config.data_dir.join("superblock");
+    bench.node.stop(Duration::ZERO);
+    let Bench { node, config, directory } = bench;
+    drop(node);
+    let start = |change: &dyn Fn(&mut Config)| {
+        let mut config = config.clone();
+        config.incarnation += 1;
+        change(&mut config);
+        Node::start(config).err().unwrap().to_string()
+    };
+    assert!(start(&|c| c.cluster = "other".into()).contains("belongs to cluster \"test\", not \"other\""));
+    assert!(start(&|c| c.node = "n2".into()).contains("belongs to node \"n1\", not \"n2\""));
+    assert!(start(&|c| c.incarnation = 1).contains("incarnation 1 is not above 1"));
+    assert!(
+        start(&|c| c.listen = vec!["tcp://192.0.2.1:1".into()]).contains("192.0.2.1:1 cannot be listened on")
+    );
+    let good = fs::read(&path).unwrap();
+    let spoiled = |change: &dyn Fn(&mut Vec<u8>), reseal: bool| {
+        let mut bytes = good.clone();
+        change(&mut bytes);
+        if reseal {
+            let end = bytes.len() - 4;
+            let sum = gd2fs_wire::sums::crc32c(&bytes[..end]).to_le_bytes();
+            bytes[end..].copy_from_slice(&sum);
+        }
+        fs::write(&path, bytes).unwrap();
+        start(&|c| c.incarnation = 10)
+    };
+    assert!(spoiled(&|b| b[8] = 7, true).contains("format 7.0, this node reads 1.x"));
+    assert!(spoiled(&|b| b[30] ^= 4, false).contains("damaged"));
+    fs::write(&path, &good).unwrap();
+    let again = Node::start(Config { incarnation: 11, ..config.clone() }).unwrap();
+    let mut peer = Peer::greeted(&again, &hello("t", Role::Client));
+    assert_eq!(peer.ping().header.incarnation, 11);
+    drop((again, directory));
+}

@@ -1,0 +1,281 @@
+//! The Python face of the client.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use gd2fs_client::{Completion, Direction, Options, Ticket};
+use gd2fs_wire::code::{Code, Failure};
+use parking_lot::Mutex;
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::{buffers, raise};
+
+/// Blocking calls look at signals this often, so that Ctrl-C works in all of them.
+const SLICE: Duration = Duration::from_millis(50);
+/// Longer than any transfer should take; keeps instants from overflowing.
+const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+
+#[pyclass(frozen, module = "gd2fs._native")]
+pub struct Client {
+    client: gd2fs_client::Client,
+    /// Buffers of the requests that are not reaped yet: native threads use them, so they are released only then.
+    held: Mutex<HashMap<u64, Vec<PyUntypedBuffer>>>,
+    closed: AtomicBool,
+}
+
+#[pymethods]
+impl Client {
+    #[new]
+    #[pyo3(signature = (addresses, cluster, token, *, nics = vec![], io_threads = 2, streams = 4, verify = true,
+                        outstanding_bytes_max = 1 << 30))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        addresses: Vec<String>,
+        cluster: String,
+        token: String,
+        nics: Vec<String>,
+        io_threads: usize,
+        streams: usize,
+        verify: bool,
+        outstanding_bytes_max: u64,
+    ) -> PyResult<Client> {
+        let parse = |nic: &String| {
+            nic.parse::<IpAddr>().map_err(|_| {
+                Failure::new(Code::Invalid, format!("nics: {nic:?} is not the IP address of a local NIC"))
+            })
+        };
+        let make = || {
+            let nics = nics.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+            gd2fs_client::Client::new(&Options {
+                addresses,
+                cluster,
+                token,
+                nics,
+                io_threads,
+                streams,
+                verify,
+                outstanding_bytes_max,
+            })
+        };
+        let client = make().map_err(|failure| raise::failure(py, &failure))?;
+        Ok(Client { client, held: Mutex::default(), closed: AtomicBool::new(false) })
+    }
+
+    #[pyo3(signature = (method, path, body, timeout_ms))]
+    fn control(
+        &self,
+        py: Python<'_>,
+        method: &str,
+        path: &str,
+        body: Option<Vec<u8>>,
+        timeout_ms: i64,
+    ) -> PyResult<(u16, Vec<u8>)> {
+        let timeout = timeout(py, timeout_ms)?;
+        wait(py, self.live(py)?.control(method, path, body, timeout))
+    }
+
+    fn submit_read(
+        &self,
+        layout: &str,
+        offset: u64,
+        buffers: &Bound<'_, PyList>,
+        timeout_ms: i64,
+    ) -> PyResult<u64> {
+        self.submit(
+            buffers.py(),
+            Direction::Read,
+            layout,
+            offset,
+            buffers::hold(buffers, Direction::Read)?,
+            timeout_ms,
+        )
+    }
+
+    fn submit_write(
+        &self,
+        layout: &str,
+        offset: u64,
+        buffers: &Bound<'_, PyList>,
+        timeout_ms: i64,
+    ) -> PyResult<u64> {
+        self.submit(
+            buffers.py(),
+            Direction::Write,
+            layout,
+            offset,
+            buffers::hold(buffers, Direction::Write)?,
+            timeout_ms,
+        )
+    }
+
+    fn submit_read_at(
+        &self,
+        layout: &str,
+        offset: u64,
+        addresses: &Bound<'_, PyAny>,
+        lengths: &Bound<'_, PyAny>,
+        timeout_ms: i64,
+    ) -> PyResult<u64> {
+        let held = buffers::Held { buffers: Vec::new(), memory: buffers::raw(addresses, lengths)? };
+        self.submit(addresses.py(), Direction::Read, layout, offset, held, timeout_ms)
+    }
+
+    fn submit_write_at(
+        &self,
+        layout: &str,
+        offset: u64,
+        addresses: &Bound<'_, PyAny>,
+        lengths: &Bound<'_, PyAny>,
+        timeout_ms: i64,
+    ) -> PyResult<u64> {
+        let held = buffers::Held { buffers: Vec::new(), memory: buffers::raw(addresses, lengths)? };
+        self.submit(addresses.py(), Direction::Write, layout, offset, held, timeout_ms)
+    }
+
+    fn cancel(&self, py: Python<'_>, request: u64) -> PyResult<()> {
+        self.live(py)?.cancel(request);
+        Ok(())
+    }
+
+    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        Ok(self.live(py)?.completions().fileno())
+    }
+
+    /// Appends to `into` without running Python code in between: a signal can't lose what was reaped.
+    #[pyo3(signature = (max, timeout_ms, into = None))]
+    fn reap<'py>(
+        &self,
+        py: Python<'py>,
+        max: usize,
+        timeout_ms: i64,
+        into: Option<Bound<'py, PyList>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        self.not_forked(py)?;
+        let list = into.unwrap_or_else(|| PyList::empty(py));
+        let until = if timeout_ms < 0 { None } else { Some(Instant::now() + timeout(py, timeout_ms)?) };
+        loop {
+            let closed = self.closed.load(Ordering::Acquire);
+            let left =
+                until.map_or(SLICE, |until| until.saturating_duration_since(Instant::now()).min(SLICE));
+            let done = if left.is_zero() {
+                self.client.completions().reap(max, left)
+            } else {
+                py.detach(|| self.client.completions().reap(max, left))
+            };
+            if !done.is_empty() {
+                self.hand_over(done, &list)?;
+                return Ok(list);
+            }
+            if closed {
+                return Err(raise::closed(py));
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(list);
+            }
+            py.check_signals()?;
+        }
+    }
+
+    fn lengths(&self, py: Python<'_>, layouts: Vec<String>, timeout_ms: i64) -> PyResult<Vec<Option<u64>>> {
+        let timeout = timeout(py, timeout_ms)?;
+        wait(py, self.live(py)?.lengths(&layouts, timeout))
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = PyDict::new(py);
+        for (name, value) in self.live(py)?.stats() {
+            stats.set_item(name, value)?;
+        }
+        Ok(stats)
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.not_forked(py)?;
+        py.detach(|| self.client.close());
+        self.closed.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Client {
+    fn not_forked(&self, py: Python<'_>) -> PyResult<()> {
+        if self.client.is_forked() { Err(raise::forked(py)) } else { Ok(()) }
+    }
+
+    fn live(&self, py: Python<'_>) -> PyResult<&gd2fs_client::Client> {
+        self.not_forked(py)?;
+        if self.closed.load(Ordering::Acquire) {
+            return Err(raise::closed(py));
+        }
+        Ok(&self.client)
+    }
+
+    fn submit(
+        &self,
+        py: Python<'_>,
+        direction: Direction,
+        layout: &str,
+        offset: u64,
+        held: buffers::Held,
+        timeout_ms: i64,
+    ) -> PyResult<u64> {
+        let client = self.live(py)?;
+        let timeout = timeout(py, timeout_ms)?;
+        // Locked before the request exists, so that its completion can't be handed over before its buffers are noted.
+        let mut table = self.held.lock();
+        // SAFETY: the buffers are held until `hand_over`; for raw addresses that is the caller's promise.
+        let request = unsafe { client.submit(direction, layout, offset, held.memory, timeout) };
+        let request = request.map_err(|failure| raise::failure(py, &failure))?;
+        if !held.buffers.is_empty() {
+            table.insert(request, held.buffers);
+        }
+        Ok(request)
+    }
+
+    fn hand_over(&self, done: Vec<Completion>, list: &Bound<'_, PyList>) -> PyResult<()> {
+        for completion in done {
+            let buffers = self.held.lock().remove(&completion.request);
+            // Released here, attached to the interpreter and outside the lock: releasing may run Python code.
+            drop(buffers);
+            list.append((completion.request, completion.code as u32, completion.bytes, completion.message))?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits for a result while signals are looked at.
+pub fn wait<T: Send + 'static>(py: Python<'_>, ticket: Result<Ticket<T>, Failure>) -> PyResult<T> {
+    finish(py, ticket)?.map_err(|failure| raise::failure(py, &failure))
+}
+
+/// As `wait`, with a failure as a value; an Err here is a signal's exception.
+pub fn finish<T: Send + 'static>(
+    py: Python<'_>,
+    ticket: Result<Ticket<T>, Failure>,
+) -> PyResult<Result<T, Failure>> {
+    let mut ticket = match ticket {
+        Ok(ticket) => ticket,
+        Err(failure) => return Ok(Err(failure)),
+    };
+    loop {
+        match py.detach(|| ticket.wait(SLICE)) {
+            Some(result) => return Ok(result),
+            None => py.check_signals()?,
+        }
+    }
+}
+
+pub fn timeout(py: Python<'_>, timeout_ms: i64) -> PyResult<Duration> {
+    match u64::try_from(timeout_ms).map(Duration::from_millis) {
+        Ok(timeout) => Ok(timeout.min(TIMEOUT_MAX)),
+        Err(_) => {
+            let why = format!("timeout_ms: {timeout_ms} is negative");
+            Err(raise::failure(py, &Failure::new(Code::Invalid, why)))
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The storage node, as the Python agent sees it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gd2fs_node::{Config, StartError};
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+
+use crate::{client, raise};
+
+/// `wait` looks at signals this often, so that Ctrl-C works in it.
+const SLICE: Duration = Duration::from_millis(50);
+
+#[pyclass(frozen, module = "gd2fs._native")]
+pub struct Node {
+    /// None once it was stopped: its memory and its data directory are free again then.
+    running: Mutex<Option<Arc<gd2fs_node::Node>>>,
+    addresses: Vec<String>,
+    /// The counters at the end.
+    last_stats: Mutex<String>,
+    process: u32,
+}
+
+#[pymethods]
+impl Node {
+    #[new]
+    fn new(py: Python<'_>, config_json: &str) -> PyResult<Node> {
+        let start = || -> Result<gd2fs_node::Node, StartError> {
+            gd2fs_node::Node::start(Config::from_json(config_json)?)
+        };
+        let node = py.detach(start).map_err(|error| raise::failure(py, &error.failure()))?;
+        Ok(Node {
+            addresses: node.addresses(),
+            last_stats: Mutex::default(),
+            running: Mutex::new(Some(Arc::new(node))),
+            process: std::process::id(),
+        })
+    }
+
+    fn addresses(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.running(py)?;
+        Ok(self.addresses.clone())
+    }
+
+    fn stats(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(match self.running(py)? {
+            Some(node) => py.detach(|| node.stats()),
+            None => self.last_stats.lock().clone(),
+        })
+    }
+
+    fn stop(&self, py: Python<'_>, grace_ms: i64) -> PyResult<()> {
+        let grace = client::timeout(py, grace_ms)?;
+        let Some(node) = self.running(py)? else { return Ok(()) };
+        py.detach(|| {
+            node.stop(grace);
+            *self.last_stats.lock() = node.stats();
+            *self.running.lock() = None;
+            drop(node);
+        });
+        Ok(())
+    }
+
+    fn wait(&self, py: Python<'_>, timeout_ms: i64) -> PyResult<bool> {
+        let until = Instant::now() + client::timeout(py, timeout_ms)?;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            // Held for one slice only, so that a stopped node is really gone.
+            let Some(node) = self.running(py)? else { return Ok(true) };
+            if py.detach(move || node.wait(left.min(SLICE))) {
+                return Ok(true);
+            }
+            if left.is_zero() {
+                return Ok(false);
+            }
+            py.check_signals()?;
+        }
+    }
+}
+
+impl Node {
+    fn running(&self, py: Python<'_>) -> PyResult<Option<Arc<gd2fs_node::Node>>> {
+        if self.is_forked() {
+            return Err(raise::forked(py));
+        }
+        Ok(self.running.lock().clone())
+    }
+
+    fn is_forked(&self) -> bool {
+        self.process != std::process::id()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            // The threads that a stop waits for are the parent's.
+            std::mem::forget(self.running.get_mut().take());
+        }
+    }
+}

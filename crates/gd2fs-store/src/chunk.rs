@@ -1,0 +1,165 @@
+//! One stripe unit of one column: a frame, what is valid in it, and who is receiving into it.
+//!
+//! The rule that everything else leans on: bytes of a frame that were valid once are never written again while anybody else
+//! holds the frame. A write goes straight into the chunk's frame only where nothing was ever valid; otherwise it gets a
+//! frame of its own, which takes over the rest of the chunk when it is published.
+
+use std::sync::Arc;
+
+use gd2fs_wire::sums::crc32c;
+use gd2fs_wire::{Code, Failure};
+
+use crate::arena::Arena;
+use crate::frame::Frame;
+use crate::runs::{Run, Runs};
+
+pub(crate) struct Chunk {
+    frame: Frame,
+    runs: Runs,
+    /// Ranges of `frame` that unpublished writes receive into. One for each connection in the middle of a write at most.
+    held: Vec<(u32, u32)>,
+    /// From here on `frame` may hold bytes that were valid before a truncation and that a reader may still be sending.
+    tainted_from: u32,
+}
+
+impl Chunk {
+    /// A chunk around a frame in which nothing is valid yet.
+    pub fn new(frame: Frame) -> Chunk {
+        Chunk { frame, runs: Runs::default(), held: Vec::new(), tainted_from: u32::MAX }
+    }
+
+    pub fn runs(&self) -> &Runs {
+        &self.runs
+    }
+
+    pub fn frame(&self) -> &Frame {
+        &self.frame
+    }
+
+    /// Nothing is valid, and nobody is about to change that: the chunk may go.
+    pub fn is_idle(&self) -> bool {
+        self.runs.is_empty() && self.held.is_empty()
+    }
+
+    /// A frame into whose `[start, end)` a new write may be received: the chunk's own, or a private one.
+    pub fn reserve(&mut self, arena: &Arc<Arena>, start: u32, end: u32) -> Result<Frame, Failure> {
+        if self.runs.overlaps(start, end) {
+            return arena.allocate(self.frame.capacity().max(end as usize));
+        }
+        if end as usize > self.frame.capacity() {
+            let larger = arena.allocate(end as usize)?;
+            self.move_to(larger, end, end);
+        } else if !self.is_untouched(start, end) {
+            return arena.allocate(self.frame.capacity());
+        }
+        self.held.push((start, end));
+        Ok(self.frame.clone())
+    }
+
+    /// A write that `reserve` admitted to `frame` ended without being published.
+    pub fn release(&mut self, frame: &Frame, start: u32, end: u32) {
+        if self.frame.is(frame) {
+            self.held.retain(|held| *held != (start, end));
+        }
+    }
+
+    /// Makes `[start, end)` of `received`, whose sums were verified, part of the chunk; all of it or, on an error, nothing.
+    pub fn publish(
+        &mut self,
+        arena: &Arc<Arena>,
+        received: &Frame,
+        start: u32,
+        end: u32,
+        sums: &[u32],
+    ) -> Result<(), Failure> {
+        for run in self.runs.straddling(start, end) {
+            self.verify(run)?;
+        }
+        if !self.frame.is(received) {
+            if !self.runs.overlaps(start, end)
+                && end as usize <= self.frame.capacity()
+                && self.is_untouched(start, end)
+            {
+                // SAFETY: the receive into `received` is over; nothing in the target range is valid or held, so nobody reads
+                // or writes it, and the column's lock keeps it so.
+                unsafe { self.frame.copy_from(received, start, end) };
+            } else {
+                let target = self.target_for(arena, received, start, end)?;
+                self.move_to(target, start, end);
+            }
+        }
+        let frame = self.frame.clone();
+        // SAFETY: what stays valid beside the range is written by nobody.
+        self.runs.replace(start, end, sums, |from, to| crc32c(unsafe { frame.bytes(from, to) }));
+        self.release(received, start, end);
+        Ok(())
+    }
+
+    /// A frame that holds `[start, end)` of `received` and has room for the rest of the chunk: `received` itself where
+    /// possible. Only overlapping writes beside a growing chunk need a new one here, and may meet NO_SPACE this late.
+    fn target_for(
+        &self,
+        arena: &Arc<Arena>,
+        received: &Frame,
+        start: u32,
+        end: u32,
+    ) -> Result<Frame, Failure> {
+        let capacity = self.frame.capacity().max(end as usize);
+        if received.is_exclusive() && received.capacity() >= capacity {
+            return Ok(received.clone());
+        }
+        let target = arena.allocate(capacity)?;
+        // SAFETY: the receive into `received` is over, and the target is new.
+        unsafe { target.copy_from(received, start, end) };
+        Ok(target)
+    }
+
+    /// Copies what is valid outside `[start, end)` into `target`, which nobody else uses, and continues there. Writers into the
+    /// former frame keep it alive and are copied over when they publish.
+    fn move_to(&mut self, target: Frame, start: u32, end: u32) {
+        for (from, to) in self.runs.outside(start, end) {
+            // SAFETY: valid bytes are written by nobody; the target's are used by nobody else.
+            unsafe { target.copy_from(&self.frame, from, to) };
+        }
+        self.frame = target;
+        self.held.clear();
+        self.tainted_from = u32::MAX;
+    }
+
+    /// Drops everything from `end` on; fails, changing nothing, if the run that is cut does not match its sum.
+    pub fn truncate(&mut self, end: u32) -> Result<(), Failure> {
+        if end >= self.runs.end() {
+            return Ok(());
+        }
+        for run in self.runs.straddling(end, u32::MAX) {
+            self.verify(run)?;
+        }
+        if !self.frame.is_exclusive() {
+            self.tainted_from = self.tainted_from.min(end);
+        }
+        let frame = self.frame.clone();
+        // SAFETY: valid bytes are written by nobody.
+        self.runs.truncate(end, |from, to| crc32c(unsafe { frame.bytes(from, to) }));
+        Ok(())
+    }
+
+    fn is_untouched(&self, start: u32, end: u32) -> bool {
+        end <= self.tainted_from && self.held.iter().all(|(from, to)| end <= *from || *to <= start)
+    }
+
+    fn verify(&self, run: &Run) -> Result<(), Failure> {
+        // SAFETY: valid bytes are written by nobody.
+        verify(run, crc32c(unsafe { self.frame.bytes(run.start, run.end) }))
+    }
+}
+
+pub(crate) fn verify(run: &Run, actual: u32) -> Result<(), Failure> {
+    if actual != run.crc {
+        let Run { start, end, crc } = run;
+        return Err(Failure::new(
+            Code::Corrupt,
+            format!("bytes [{start}, {end}) of the chunk sum to {actual:#010x}, stored was {crc:#010x}"),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! A node's data directory: who owns it, which incarnation it saw last, and the epochs.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use gd2fs_wire::sums::crc32c;
+use thiserror::Error;
+
+use crate::epochs::Epochs;
+use crate::superblock::{Superblock, SuperblockError};
+
+const INCARNATION_MAGIC: &[u8; 8] = b"GD2FSINC";
+
+/// Why a data directory cannot be used.
+#[derive(Debug, Error)]
+pub enum DataDirError {
+    #[error("{path}: {error}")]
+    Io { path: PathBuf, error: io::Error },
+    #[error("{0}: another process uses this data directory")]
+    InUse(PathBuf),
+    #[error("{path}: {error}")]
+    Superblock { path: PathBuf, error: SuperblockError },
+    #[error("{0}: it holds an epochs journal but no superblock; restore it or give an empty directory")]
+    NoSuperblock(PathBuf),
+    #[error("{0}: it is damaged; give an empty directory")]
+    Incarnation(PathBuf),
+    #[error("incarnation {asked} is not above {last}, which this data directory saw already; register again")]
+    NotHigher { asked: u32, last: u32 },
+    #[error("{path}: the record at byte {offset} is damaged; restore it or give an empty directory")]
+    Journal { path: PathBuf, offset: usize },
+}
+
+impl DataDirError {
+    pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> DataDirError {
+        move |error| DataDirError::Io { path: path.into(), error }
+    }
+}
+
+/// An opened data directory; while it lives, no other process can open it.
+pub struct DataDir {
+    pub(crate) epochs: Epochs,
+    pub(crate) incarnation: u32,
+    _lock: File,
+}
+
+impl DataDir {
+    /// Opens the directory, or makes it, for one incarnation of one node.
+    pub fn open(path: &Path, cluster: &str, node: &str, incarnation: u32) -> Result<DataDir, DataDirError> {
+        std::fs::create_dir_all(path).map_err(DataDirError::io(path))?;
+        let lock = lock(path)?;
+        let (superblock_path, epochs_path) = (path.join("superblock"), path.join("epochs"));
+        let refuse = |error| DataDirError::Superblock { path: superblock_path.clone(), error };
+        let superblock = Superblock::new(cluster, node).map_err(refuse)?;
+        match read_if_there(&superblock_path)? {
+            Some(bytes) => superblock.check(&bytes).map_err(refuse)?,
+            None if epochs_path.exists() => return Err(DataDirError::NoSuperblock(path.into())),
+            None => write_durably(&superblock_path, &superblock.encode())
+                .map_err(DataDirError::io(&superblock_path))?,
+        }
+        raise_incarnation(&path.join("incarnation"), incarnation)?;
+        Ok(DataDir { epochs: Epochs::open(&epochs_path)?, incarnation, _lock: lock })
+    }
+}
+
+fn lock(path: &Path) -> Result<File, DataDirError> {
+    let name = path.join("lock");
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&name)
+        .map_err(DataDirError::io(&name))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(DataDirError::InUse(path.into())),
+        Err(TryLockError::Error(error)) => Err(DataDirError::Io { path: name, error }),
+    }
+}
+
+/// Persists `incarnation` if it is above the last one: what an older incarnation acknowledged is gone with its memory.
+fn raise_incarnation(path: &Path, incarnation: u32) -> Result<(), DataDirError> {
+    let last = match read_if_there(path)? {
+        Some(bytes) => decode_incarnation(&bytes).ok_or_else(|| DataDirError::Incarnation(path.into()))?,
+        None => 0,
+    };
+    if incarnation <= last {
+        return Err(DataDirError::NotHigher { asked: incarnation, last });
+    }
+    let mut bytes = INCARNATION_MAGIC.to_vec();
+    bytes.extend_from_slice(&incarnation.to_le_bytes());
+    bytes.extend_from_slice(&crc32c(&bytes).to_le_bytes());
+    write_durably(path, &bytes).map_err(DataDirError::io(path))
+}
+
+fn decode_incarnation(bytes: &[u8]) -> Option<u32> {
+    let bytes: &[u8; 16] = bytes.try_into().ok()?;
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+    (&bytes[..8] == INCARNATION_MAGIC && word(12) == crc32c(&bytes[..12])).then(|| word(8))
+}
+
+fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, DataDirError> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(DataDirError::Io { path: path.into(), error }),
+    }
+}
+
+/// Replaces a file so that after a crash it has either its former content or the new one.
+pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = File::create(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)?;
+    let directory = path.parent().unwrap_or(Path::new("."));
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_process_and_rising_incarnations() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = |incarnation| DataDir::open(directory.path(), "c", "n", incarnation);
+        let first = open(3).unwrap();
+        assert!(matches!(open(4), Err(DataDirError::InUse(_))));
+        drop(first);
+        assert!(matches!(open(3), Err(DataDirError::NotHigher { asked: 3, last: 3 })));
+        drop(open(4).unwrap());
+        let path = directory.path().join("incarnation");
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[9] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        assert!(matches!(open(5), Err(DataDirError::Incarnation(_))));
+    }
+
+    #[test]
+    fn a_directory_without_its_superblock_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        drop(DataDir::open(directory.path(), "c", "n", 1).unwrap());
+        std::fs::remove_file(directory.path().join("superblock")).unwrap();
+        let again = DataDir::open(directory.path(), "c", "n", 2);
+        assert!(matches!(again, Err(DataDirError::NoSuperblock(_))));
+    }
+}

@@ -1,0 +1,98 @@
+//! The rules of the store, without a network.
+
+mod deletion;
+mod grants;
+mod memory;
+mod ranges;
+mod restart;
+mod threads;
+
+use std::sync::Arc;
+
+use gd2fs_store::{Column, DataDir, Store};
+use gd2fs_wire::capability::{Capability, Class, Right};
+use gd2fs_wire::messages::SealItem;
+use gd2fs_wire::{Code, Failure, sums};
+
+pub const UNIT: u32 = 256 << 10;
+const FILE: &str = "000102030405060708090a0b0c0d0e0f";
+
+/// A store in a directory of its own, at incarnation 1 unless it was restarted.
+pub struct Bench {
+    pub store: Store,
+    directory: tempfile::TempDir,
+}
+
+impl Bench {
+    pub fn new(memory_bytes: usize) -> Bench {
+        let directory = tempfile::tempdir().unwrap();
+        let data = DataDir::open(directory.path(), "c", "n", 1).unwrap();
+        Bench { store: Store::new(memory_bytes, data), directory }
+    }
+
+    /// The same node after its memory was lost.
+    pub fn restart(self) -> Bench {
+        let Bench { store, directory } = self;
+        let incarnation = store.incarnation() + 1;
+        drop(store);
+        let data = DataDir::open(directory.path(), "c", "n", incarnation).unwrap();
+        Bench { store: Store::new(64 << 20, data), directory }
+    }
+
+    pub fn open(&self, grant: u64) -> Arc<Column> {
+        self.store.open(&capability(grant, 1, 1), 0).unwrap().0
+    }
+}
+
+pub fn capability(grant: u64, epoch: u32, born: u32) -> Capability {
+    Capability {
+        tenant: "t".into(),
+        file: FILE.into(),
+        class: Class::Cache,
+        stripe_unit: UNIT,
+        width: 1,
+        rights: vec![Right::Read, Right::Write],
+        ranges: vec![],
+        grant,
+        columns: vec![(epoch, born)],
+        expiry: 0,
+        bearer: false,
+    }
+}
+
+pub fn seal(grant: u64, length: u64) -> SealItem {
+    SealItem { file: FILE.into(), column: 0, epoch: 1, born: 1, grant, stripe_unit: UNIT, width: 1, length }
+}
+
+pub fn pattern(length: usize, seed: u8) -> Vec<u8> {
+    (0..length).map(|i| (i as u8).wrapping_mul(37).wrapping_add((i >> 8) as u8) ^ seed).collect()
+}
+
+/// What a receiver does between reservation and publication.
+pub fn fill(ticket: &gd2fs_store::WriteTicket, bytes: &[u8]) {
+    let (address, length) = ticket.target();
+    assert_eq!(length, bytes.len());
+    // SAFETY: the target belongs to the ticket, which is alive.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address, length) };
+}
+
+pub fn write(column: &Arc<Column>, grant: u64, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
+    let ticket = column.begin_write(1, grant, offset, bytes.len() as u32)?;
+    fill(&ticket, bytes);
+    // SAFETY: `fill` is over.
+    unsafe { ticket.publish(Some(&sums::piece_sums(offset, bytes)), || false) }
+}
+
+/// Reads and verifies as a client does: the sums must be those of the bytes.
+pub fn read(column: &Column, offset: u64, length: u32) -> Result<Vec<u8>, Failure> {
+    let view = column.read(1, offset, length, true)?;
+    let bytes = view.bytes().to_vec();
+    if sums::piece_sums(offset, &bytes) != view.sums {
+        return Err(Failure::new(Code::Checksum, "the reader's own check"));
+    }
+    Ok(bytes)
+}
+
+pub fn code<T>(result: Result<T, Failure>) -> Code {
+    result.err().expect("refused").code
+}

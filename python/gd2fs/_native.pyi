@@ -1,0 +1,140 @@
+"""The compiled part of GD2FS. Programs use `gd2fs.connect`; this is what it stands on.
+
+Errors are those of `gd2fs.errors`. Every method of an object that was made before a fork raises ForkedError
+in the child, every method of a closed client but ``reap`` and ``close`` raises ClosedError. Blocking calls
+release the interpreter lock and look for signals every 50 ms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import Buffer
+
+VERSION: str
+WIRE_VERSION: int
+
+def error_table() -> list[tuple[int, str, int, bool, bool]]:
+    """All status codes: (code, name, errno, retryable, may have changed something)."""
+
+def crc32c(data: Buffer, initial: int = 0) -> int:
+    """CRC-32C of what ``initial`` is the sum of, followed by ``data``."""
+
+def crc32c_combine(a: int, b: int, length_b: int) -> int:
+    """The sum of two ranges, one behind the other, from the sums of both and the length of the second in
+    bytes."""
+
+def header_encode(**fields: int) -> bytes:
+    """A wire header of 64 bytes; fields not given are 0. Raises Invalid for an unknown field."""
+
+def header_decode(data: bytes) -> dict[str, int]:
+    """The fields of a wire header after its checks. Raises BadFrame, Version, TooLarge, BadRequest."""
+
+class Client:
+    """Moves bytes between memory and the nodes that a layout names.
+
+    A request is submitted, gets a number, and later is a completion in a queue. Its buffers are kept alive
+    until the completion is reaped, and nothing touches them after it was queued.
+    """
+
+    def __init__(
+        self,
+        addresses: list[str],
+        cluster: str,
+        token: str,
+        *,
+        nics: list[str] = ...,
+        io_threads: int = 2,
+        streams: int = 4,
+        verify: bool = True,
+        outstanding_bytes_max: int = ...,
+    ) -> None:
+        """Does not connect. ``addresses`` are ``http://HOST:PORT`` of control and may be empty where only
+        layouts that travel with requests are used; ``nics`` are local IP addresses; ``streams`` counts
+        connections per node and NIC. What is submitted beyond ``outstanding_bytes_max`` bytes (default 1
+        GiB) waits."""
+
+    def control(self, method: str, path: str, body: bytes | None, timeout_ms: int) -> tuple[int, bytes]:
+        """An HTTP call to control: status and body. Blocks. Raises Unavailable, Timeout, Invalid."""
+
+    def submit_read(self, layout: str, offset: int, buffers: list[Any], timeout_ms: int) -> int:
+        """Starts filling ``buffers`` from byte ``offset`` on; ``layout`` is the JSON text. The request's
+        number.
+
+        Raises BadRequest for a layout or a buffer that will not do, Overloaded beyond 65,536 requests not
+        reaped."""
+
+    def submit_write(self, layout: str, offset: int, buffers: list[Any], timeout_ms: int) -> int:
+        """Starts writing ``buffers`` at byte ``offset``."""
+
+    def submit_read_at(
+        self, layout: str, offset: int, addresses: Buffer, lengths: Buffer, timeout_ms: int
+    ) -> int:
+        """As ``submit_read``, into fragments given by two arrays of uint64. Nothing keeps them alive but
+        the caller."""
+
+    def submit_write_at(
+        self, layout: str, offset: int, addresses: Buffer, lengths: Buffer, timeout_ms: int
+    ) -> int:
+        """As ``submit_write``, from fragments as in ``submit_read_at``."""
+
+    def cancel(self, request: int) -> None:
+        """Asks for an early end; the request still completes, as CANCELLED or with its result."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while completions wait. It belongs to the client."""
+
+    def reap(
+        self, max: int, timeout_ms: int, into: list[tuple[int, int, int, str]] | None = None
+    ) -> list[tuple[int, int, int, str]]:
+        """Appends at most ``max`` completions (request, code, bytes moved, message) to ``into``, or a new
+        list, and returns it.
+
+        Waits for the first one, with a negative ``timeout_ms`` for ever. Raises ClosedError when the client
+        is closed and no completion is left."""
+
+    def lengths(self, layouts: list[str], timeout_ms: int) -> list[int | None]:
+        """The highest acknowledged end of each file in bytes; None where a node can't be reached or has
+        lost it. Blocks."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the client was made, and the requests pending now."""
+
+    def close(self) -> None:
+        """Completes every request as CANCELLED and ends all threads, within about a second. Idempotent."""
+
+class NodeLink:
+    """Control's line to the nodes: SEAL, DELETE and STAT. Connections are kept, one per address, at most
+    256."""
+
+    def __init__(self, cluster: str, token: str, timeout_ms: int) -> None: ...
+    def call(self, address: str, opcode: int, payload: bytes) -> tuple[int, int, bytes]:
+        """One operation on the node at ``tcp://IP[:PORT]``: (code, incarnation, payload of the reply).
+        Blocks.
+
+        A failure of any kind is a code other than 0, with its message (UTF-8) as the payload; only an
+        argument that is wrong in itself raises (Invalid)."""
+
+class Node:
+    """A storage node in this process, with threads of its own. Stopped when the object goes."""
+
+    def __init__(self, config_json: str) -> None:
+        """Starts serving. ``config_json`` is an object with ``cluster``, ``node``, ``incarnation`` (above
+        every earlier one of this node), ``keys`` (as GD2FS_CLUSTER_KEYS, "" for the development key),
+        ``listen`` (a list of ``tcp://IP[:PORT]``), ``memory_bytes``, ``data_dir``, ``connections_max``.
+
+        Raises Invalid naming the field, or what in the data directory does not fit; Unavailable where an
+        address cannot be listened on."""
+
+    def addresses(self) -> list[str]:
+        """Where it listens, with the ports that were given for port 0."""
+
+    def stats(self) -> str:
+        """Counters as a JSON object; after ``stop`` those of the end."""
+
+    def stop(self, grace_ms: int) -> None:
+        """Accepts nothing more, refuses new requests as SHUTTING_DOWN and lets running ones finish within
+        ``grace_ms``. Its memory and its data directory are free when this returns. Blocks. Idempotent."""
+
+    def wait(self, timeout_ms: int) -> bool:
+        """Whether the node has ended, after waiting for it at most ``timeout_ms``."""

@@ -1,0 +1,261 @@
+"""The client: one object for a cluster, for all threads and event loops of a process."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import os
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from gd2fs import _native, errors
+from gd2fs.client import transfer
+from gd2fs.client.completions import Completions
+from gd2fs.client.control import Control
+from gd2fs.client.files import File, milliseconds
+from gd2fs.client.namespace import FileInfo, Namespace
+from gd2fs.client.sessions import Sessions
+
+#: Paths whose layouts are remembered.
+PATHS_MAX = 1024
+#: How long: what another client renames or replaces is noticed after this many seconds at most.
+PATH_LIFE_S = 2.0
+#: A `read` without a length, or of more than this, asks for the file's length first.
+READ_UNASKED_BYTES_MAX = 16 << 20
+
+# The file that a remembered layout belongs to is gone, or its capability is over: look the path up again.
+_OUTDATED = (errors.Deleted, errors.StaleLayout, errors.StaleIncarnation, errors.WrongNode, errors.Expired)
+
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+class Client:
+    """Made by `gd2fs.connect`. A context manager; ``close`` ends everything that is under way with
+    `Cancelled`.
+
+    Paths are absolute (``/models/a.bin``). Buffers are objects with the buffer protocol, numpy arrays or
+    CPU tensors, or lists of them; they are in use until the call returns, or the request of a ``submit_…``
+    is done. All methods raise errors of `gd2fs.errors`; in a forked child they all raise `ForkedError`,
+    after ``close`` `ClosedError`.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        cluster: str | None,
+        token: str,
+        nics: Sequence[str] = (),
+        io_threads: int = 2,
+        streams: int = 4,
+        timeout_s: float = 30.0,
+        verify: bool = True,
+    ) -> None:
+        self._timeout_s = timeout_s
+        milliseconds(timeout_s)  # refused here rather than by the first call
+        self._identity: dict[str, Any] | None = None
+        if cluster is None:
+            asker = _native.Client(list(addresses), "", token, io_threads=1, streams=1)
+            try:
+                self._identity = Control(asker, timeout_s)("GET", "/v1/cluster")
+            finally:
+                asker.close()
+            cluster = self._identity["cluster"]
+        self.cluster: str = cluster
+        self._native = _native.Client(
+            list(addresses),
+            cluster,
+            token,
+            nics=list(nics),
+            io_threads=io_threads,
+            streams=streams,
+            verify=verify,
+        )
+        self._completions = Completions(self._native)
+        self._process = os.getpid()
+        self._closed = False
+        self._files: OrderedDict[tuple[str, str], tuple[float, File]] = OrderedDict()
+        self._control = Control(self._native, timeout_s)
+        self.namespace = Namespace(self._control)
+        self.sessions = Sessions(self._control)
+        _open_clients.add(self)
+
+    @property
+    def tenant(self) -> str:
+        """Whose files these are; control says so."""
+        if self._identity is None:
+            self._identity = self.control("GET", "/v1/cluster")
+        tenant: str = self._identity["tenant"]
+        return tenant
+
+    def control(
+        self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """A JSON call to control, over to its next address when one does not answer. Raises what its error
+        says."""
+        return self._control(method, path, body, timeout_s)
+
+    # Paths
+
+    def mkdir(self, path: str, file_class: str = "cache", parents: bool = True) -> None:
+        """Makes a directory, whose files are of ``file_class``; no error if it exists with that class."""
+        self.namespace.mkdir(path, file_class, parents)
+
+    def create(self, path: str, *, stripe_unit: int | None = None, width: int | None = None) -> FileInfo:
+        """Makes an empty file. ``stripe_unit`` is in bytes, ``width`` counts nodes; the defaults are its
+        class's."""
+        info, layout = self.namespace.create(path, stripe_unit, width)
+        self._remember(path, "read,write", self.open_layout(layout))
+        return info
+
+    def stat(self, path: str) -> FileInfo:
+        return self.namespace.stat(path)
+
+    def exists(self, path: str) -> bool:
+        return self.namespace.exists(path)
+
+    def list(self, path: str, *, limit: int = 1000, after: str | None = None) -> builtins.list[FileInfo]:
+        """At most ``limit`` entries of a directory, in the order of their names, from behind the name
+        ``after`` on."""
+        return self.namespace.list(path, limit, after)
+
+    def rename(self, a: str, b: str) -> None:
+        """Gives the file or directory ``a`` the name ``b``, which must be free."""
+        self._files.clear()
+        self.namespace.rename(a, b)
+
+    def delete(self, path: str, *, recursive: bool = False) -> None:
+        """Deletes a file or directory; its bytes on the nodes are freed at once."""
+        self._files.clear()
+        self.namespace.delete(path, recursive)
+
+    # Bytes by path
+
+    def write(self, path: str, offset: int, buffers: Any, *, timeout_s: float | None = None) -> int:
+        """Writes ``buffers`` into an existing file at byte ``offset``; returns the bytes written, which any
+        reader now sees.
+
+        A write is atomic per stripe unit, not as a whole.
+        """
+        return self._on_path(
+            path, "read,write", lambda file: file.write(offset, buffers, timeout_s=timeout_s)
+        )
+
+    def read_into(self, path: str, offset: int, buffers: Any, *, timeout_s: float | None = None) -> int:
+        """Fills ``buffers`` from byte ``offset`` on; returns the bytes read, fewer only at the end of the
+        file."""
+        return self._on_path(path, "read", lambda file: file.read_into(offset, buffers, timeout_s=timeout_s))
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """At most ``length`` bytes from byte ``offset`` on, or all to the end of the file."""
+        if length is None or length > READ_UNASKED_BYTES_MAX:
+            there = self.stat(path).length
+            if there is None:
+                raise errors.Unavailable(f"{path}: its length is not known; its node can't be reached")
+            rest = max(0, there - offset)
+            length = rest if length is None else min(length, rest)
+        buffer = np.empty(length, np.uint8)
+        return buffer[: self.read_into(path, offset, buffer)].tobytes()
+
+    async def awrite(self, path: str, offset: int, buffers: Any, *, timeout_s: float | None = None) -> int:
+        """As `write`, in the running event loop."""
+        file = await self._afile(path, "read,write")
+        return await file.awrite(offset, buffers, timeout_s=timeout_s)
+
+    async def aread_into(
+        self, path: str, offset: int, buffers: Any, *, timeout_s: float | None = None
+    ) -> int:
+        """As `read_into`, in the running event loop. Cancelling the task returns when the buffers are free
+        again."""
+        file = await self._afile(path, "read")
+        return await file.aread_into(offset, buffers, timeout_s=timeout_s)
+
+    def upload(self, local: str | os.PathLike[str], path: str, *, progress: transfer.Progress = None) -> None:
+        """Copies a local file to ``path``, replacing what was there once the copy is complete.
+
+        ``progress``: True for a bar, or a function of (bytes done, bytes in total).
+        """
+        transfer.upload(self, local, path, progress)
+
+    def download(
+        self, path: str, local: str | os.PathLike[str], *, progress: transfer.Progress = None
+    ) -> None:
+        """Copies ``path`` to a local file, which appears once the copy is complete. ``progress`` as in
+        `upload`."""
+        transfer.download(self, path, local, progress)
+
+    # Bytes by layout
+
+    def open_layout(self, layout: dict[str, Any]) -> File:
+        """A file addressed by a layout, such as one that travelled with a request; nothing is asked of
+        control."""
+        return File(self._native, self._completions, layout, self._timeout_s)
+
+    # The client itself
+
+    def stats(self) -> dict[str, int]:
+        """What this client has done so far: bytes, requests, retries, failures, connections."""
+        return self._native.stats()
+
+    def close(self) -> None:
+        """Ends everything under way with `Cancelled`, closes the connections and ends the threads, within
+        about a second."""
+        if not self._closed:
+            self._native.close()
+            self._completions.end()
+            self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A child that leaves the block of its parent's client has nothing to close.
+        if os.getpid() == self._process:
+            self.close()
+
+    def _on_path(self, path: str, rights: str, work: Callable[[File], int]) -> int:
+        known = self._remembered(path, rights)
+        if known is not None:
+            with suppress(*_OUTDATED):
+                return work(known)
+            self._files.pop((path, rights), None)
+        return work(self._look_up(path, rights))
+
+    async def _afile(self, path: str, rights: str) -> File:
+        import asyncio
+
+        known = self._remembered(path, rights)
+        return known if known is not None else await asyncio.to_thread(self._look_up, path, rights)
+
+    def _look_up(self, path: str, rights: str) -> File:
+        file = self.open_layout(self.namespace.layout(path, rights))
+        self._remember(path, rights, file)
+        return file
+
+    def _remembered(self, path: str, rights: str) -> File | None:
+        since, file = self._files.get((path, rights), (0.0, None))
+        return file if time.monotonic() - since < PATH_LIFE_S else None
+
+    def _remember(self, path: str, rights: str, file: File) -> None:
+        self._files[path, rights] = (time.monotonic(), file)
+        while len(self._files) > PATHS_MAX:
+            with suppress(KeyError):  # another thread was faster
+                self._files.popitem(last=False)
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before the interpreter goes: native threads must not outlive the memory they fill."""
+    for client in list(_open_clients):
+        if client._process == os.getpid():
+            with suppress(errors.Gd2fsError):
+                client.close()

@@ -1,0 +1,118 @@
+"""A file addressed by its layout: byte ranges between its nodes and the caller's memory."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from gd2fs import errors
+from gd2fs.client.buffers import as_list
+from gd2fs.client.completions import Completions, Request
+
+if TYPE_CHECKING:
+    from gd2fs import _native
+
+TIMEOUT_S_MAX = 24 * 3600.0
+
+
+def milliseconds(timeout_s: float) -> int:
+    """A timeout for native calls. Raises Invalid for one that is not above 0."""
+    if not timeout_s > 0:
+        raise errors.Invalid(f"timeout_s: {timeout_s} is not above 0")
+    return max(1, int(min(timeout_s, TIMEOUT_S_MAX) * 1000))
+
+
+class File:
+    """Made by `Client.open_layout`. Methods may be called from any thread and event loop.
+
+    A request fails with the errors of `gd2fs.errors`: ``Hole`` or ``Lost`` for bytes that do not exist,
+    ``Checksum`` for bytes that arrive damaged, ``Disconnected`` for a node that can't be reached,
+    ``Timeout``, the layout and auth errors.
+    """
+
+    def __init__(
+        self,
+        native: _native.Client,
+        completions: Completions,
+        layout: dict[str, Any],
+        timeout_s: float,
+    ) -> None:
+        self._native = native
+        self._completions = completions
+        self._layout = json.dumps(layout)
+        self._timeout_s = timeout_s
+        self.path: str = layout.get("path") or f"file {layout.get('file')}"
+
+    def submit_read(self, offset: int, buffers: Any, *, timeout_s: float | None = None) -> Request:
+        """Starts filling ``buffers`` (one or a list) from byte ``offset`` on.
+
+        The buffers must not be used until the request is done, not even after its timeout of ``timeout_s``
+        seconds.
+        """
+        objects, limit = as_list(buffers), self._limit(timeout_s)
+        return self._completions.submit(
+            lambda: self._native.submit_read(self._layout, offset, objects, limit)
+        )
+
+    def submit_write(self, offset: int, buffers: Any, *, timeout_s: float | None = None) -> Request:
+        """Starts writing ``buffers`` (one or a list) at byte ``offset``; they must not change until the
+        request is done."""
+        objects, limit = as_list(buffers), self._limit(timeout_s)
+        return self._completions.submit(
+            lambda: self._native.submit_write(self._layout, offset, objects, limit)
+        )
+
+    def submit_read_at(
+        self, offset: int, addresses: Any, lengths: Any, *, timeout_s: float | None = None
+    ) -> Request:
+        """As `submit_read`, into fragments given by two uint64 arrays of addresses and lengths in bytes.
+
+        Nothing is checked or kept alive: the fragments must stay mapped until the request is done.
+        """
+        limit = self._limit(timeout_s)
+        return self._completions.submit(
+            lambda: self._native.submit_read_at(self._layout, offset, addresses, lengths, limit)
+        )
+
+    def submit_write_at(
+        self, offset: int, addresses: Any, lengths: Any, *, timeout_s: float | None = None
+    ) -> Request:
+        """As `submit_write`, from fragments given as in `submit_read_at`."""
+        limit = self._limit(timeout_s)
+        return self._completions.submit(
+            lambda: self._native.submit_write_at(self._layout, offset, addresses, lengths, limit)
+        )
+
+    def read_into(self, offset: int, buffers: Any, *, timeout_s: float | None = None) -> int:
+        """Fills ``buffers`` from byte ``offset`` on; the bytes read, fewer only at the end of the file."""
+        return _finished(self.submit_read(offset, buffers, timeout_s=timeout_s))
+
+    def write(self, offset: int, buffers: Any, *, timeout_s: float | None = None) -> int:
+        """Writes ``buffers`` at byte ``offset``; the bytes written, acknowledged by the nodes."""
+        return _finished(self.submit_write(offset, buffers, timeout_s=timeout_s))
+
+    async def aread_into(self, offset: int, buffers: Any, *, timeout_s: float | None = None) -> int:
+        """As `read_into`, in the running event loop."""
+        return await self.submit_read(offset, buffers, timeout_s=timeout_s)
+
+    async def awrite(self, offset: int, buffers: Any, *, timeout_s: float | None = None) -> int:
+        """As `write`, in the running event loop."""
+        return await self.submit_write(offset, buffers, timeout_s=timeout_s)
+
+    def length(self, *, timeout_s: float | None = None) -> int | None:
+        """The highest acknowledged end in bytes, as the nodes say; None if one can't be reached or has lost
+        the file."""
+        return self._native.lengths([self._layout], self._limit(timeout_s))[0]
+
+    def _limit(self, timeout_s: float | None) -> int:
+        return milliseconds(self._timeout_s if timeout_s is None else timeout_s)
+
+
+def _finished(request: Request) -> int:
+    """Waits. When interrupted (Ctrl-C), gives the transfer up, and returns only when its memory is free
+    again."""
+    try:
+        return request.wait()
+    except BaseException:
+        request.give_up()
+        raise

@@ -1,0 +1,126 @@
+"""Real storage nodes as processes, and layouts for them signed by hand: what control would do."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from gd2fs import errors
+from gd2fs.signing import Capability, Keys, Right
+
+CLUSTER = "cluster-of-tests"
+
+_SCRIPT = """
+import sys
+from gd2fs import _native
+node = _native.Node(sys.argv[1])
+print(node.addresses()[0], flush=True)
+while not node.wait(600_000):
+    pass
+"""
+
+
+class RealNode:
+    """A node in a process of its own, on a free loopback port. A context manager."""
+
+    def __init__(self, name: str = "n0", *, memory_bytes: int = 1 << 30) -> None:
+        self.name = name
+        self.incarnation = 0
+        self._memory_bytes = memory_bytes
+        self._directory = tempfile.TemporaryDirectory(prefix="gd2fs-node-")
+        self._process: subprocess.Popen[str] | None = None
+        self.address = ""
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, or starts it anew with the next incarnation."""
+        self.incarnation += 1
+        config = {
+            "cluster": CLUSTER,
+            "node": self.name,
+            "incarnation": self.incarnation,
+            "keys": "",
+            "listen": [self.address or "tcp://127.0.0.1:0"],
+            "memory_bytes": self._memory_bytes,
+            "data_dir": self._directory.name,
+        }
+        environment = os.environ | {"PYTHONPATH": str(Path(errors.__file__).parents[1])}
+        command = [sys.executable, "-c", _SCRIPT, json.dumps(config)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        assert self._process.stdout
+        self.address = self._process.stdout.readline().strip()
+        assert self.address.startswith("tcp://"), "the node did not start"
+
+    def pause(self) -> None:
+        """Stops it in mid-step, as a machine that hangs; returns when it stands still."""
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP)
+        status = Path(f"/proc/{self._process.pid}/stat")
+        deadline = time.monotonic() + 5
+        while status.read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def resume(self) -> None:
+        assert self._process
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        assert self._process and self._process.stdout
+        self._process.kill()
+        self._process.wait(10)
+        self._process.stdout.close()
+
+    def __enter__(self) -> RealNode:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._directory.cleanup()
+
+
+def sign(
+    nodes: list[RealNode],
+    *,
+    file: str | None = None,
+    stripe_unit: int = 4 << 20,
+    rights: tuple[Right, ...] = ("read", "write"),
+    epoch: int = 1,
+    grant: int = 0,
+    life_s: int = 3600,
+) -> dict[str, Any]:
+    """A layout of one column per node, with its capability signed by the development key."""
+    file = file or secrets.token_hex(16)
+    columns = [(epoch, node.incarnation) for node in nodes]
+    expiry = int(time.time()) + life_s
+    capability = Capability(
+        "default", file, "cache", stripe_unit, len(nodes), rights, [], grant, columns, expiry
+    )
+    replicas = [
+        {"node": node.name, "incarnation": node.incarnation, "addresses": [node.address]} for node in nodes
+    ]
+    return {
+        "file": file,
+        "path": f"/{file[:6]}",
+        "class": "cache",
+        "stripe_unit": stripe_unit,
+        "width": len(nodes),
+        "grant": grant,
+        "columns": [
+            {"epoch": epoch, "born": node.incarnation, "replicas": [replica]}
+            for node, replica in zip(nodes, replicas, strict=True)
+        ],
+        "capability": Keys.development().sign(capability),
+        "expires_at": expiry,
+        "kv_identity": None,
+        "length": None,
+        "refresh": False,
+    }

@@ -1,0 +1,157 @@
+"""Whole processes: forks, Ctrl-C, and exits with requests in flight."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gd2fs import errors
+from tests.client_fake_node import CLUSTER, READ, FakeNode
+
+PRELUDE = """
+import asyncio, json, os, signal, sys, threading, time
+from gd2fs import errors
+from gd2fs.client import Client
+layout = json.loads(sys.argv[1])
+client = Client([], cluster=sys.argv[2], token="")
+file = client.open_layout(layout)
+"""
+
+
+@pytest.fixture
+def node() -> Iterator[FakeNode]:
+    with FakeNode(bytes(range(250)) * 1000) as one:
+        yield one
+
+
+@pytest.fixture
+def mute(node: FakeNode) -> Iterator[FakeNode]:
+    """A node that never answers a READ."""
+    gate = threading.Event()
+    node.twist = lambda header, reply: reply if header["opcode"] != READ or gate.wait(30) else None
+    yield node
+    gate.set()
+
+
+def start(node: FakeNode, script: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PRELUDE + script, json.dumps(node.layout()), CLUSTER]
+    environment = os.environ | {"PYTHONPATH": str(Path(errors.__file__).parents[1])}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, env=environment, **pipes)  # type: ignore[call-overload, no-any-return]
+
+
+def run(node: FakeNode, script: str) -> str:
+    process = start(node, script)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert not err
+    return out
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        "file.read_into(0, bytearray(100))",
+        "file.submit_read(0, bytearray(100)).wait()",
+        "client._native.reap(1, -1)",
+        "asyncio.run(file.aread_into(0, bytearray(100)))",
+    ],
+)
+def test_ctrl_c_ends_a_blocking_call(mute: FakeNode, waiting: str) -> None:
+    script = (
+        f"print('waiting', flush=True)\ntry:\n    {waiting}\nexcept KeyboardInterrupt:\n    print('caught')\n"
+    )
+    process = start(mute, script)
+    assert process.stdout and process.stdout.readline() == "waiting\n"
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (0, "caught\n", "")
+    assert time.monotonic() - begun < 3
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "",
+        "sys.exit(0)",
+        "os._exit(0)",
+        "del client, file",
+        "threading.Thread(target=lambda: file.submit_read(0, bytearray(9))).start()",
+        "client.keep = client",  # a cycle: found by the collector at the very end
+    ],
+)
+def test_an_exit_with_requests_in_flight_is_clean(mute: FakeNode, ending: str) -> None:
+    script = "requests = [file.submit_read(0, bytearray(100_000)) for _ in range(50)]\ntime.sleep(0.1)\n"
+    begun = time.monotonic()
+    assert run(mute, script + ending) == ""
+    assert time.monotonic() - begun < 5
+
+
+def test_an_exit_while_threads_wait_is_clean(mute: FakeNode) -> None:
+    script = """
+def wait():
+    try:
+        file.read_into(0, bytearray(100_000))
+    except errors.Gd2fsError:
+        pass
+for _ in range(4):
+    threading.Thread(target=wait, daemon=True).start()
+time.sleep(0.2)
+"""
+    assert run(mute, script) == ""
+
+
+def test_every_call_in_a_forked_child_says_so(node: FakeNode) -> None:
+    script = """
+assert file.read_into(0, bytearray(100)) == 100
+request = file.submit_read(0, bytearray(100))
+child = os.fork()
+if child == 0:
+    calls = [
+        lambda: file.read_into(0, bytearray(9)), lambda: file.write(0, b"x"), lambda: client.stats(),
+        lambda: client.control("GET", "/"), lambda: client.close(), lambda: request.wait(),
+        lambda: file.length(),
+        lambda: asyncio.run(file.aread_into(0, bytearray(9))), lambda: client._native.reap(1, 0),
+        lambda: client._native.cancel(1), lambda: client._native.fileno(),
+    ]
+    for call in calls:
+        try:
+            call()
+        except errors.ForkedError:
+            continue
+        os._exit(1)
+    fresh = Client([], cluster=sys.argv[2], token="")
+    assert fresh.open_layout(layout).read_into(0, bytearray(100)) == 100
+    del client, file, request  # frees nothing that is the parent's
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert request.wait() == 100
+for _ in range(20):
+    assert file.read_into(0, bytearray(100)) == 100
+client.close()
+print("parent unharmed")
+"""
+    assert run(node, script) == "parent unharmed\n"
+
+
+def test_a_child_may_leave_the_block_of_its_parents_client(node: FakeNode) -> None:
+    script = """
+with client:
+    child = os.fork()
+    if child == 0:
+        sys.exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert file.read_into(0, bytearray(100)) == 100
+"""
+    assert run(node, script) == ""
