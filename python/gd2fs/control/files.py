@@ -1,0 +1,208 @@
+"""Files with their columns as the rest of control sees them, and the two ways their rows come and go."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Connection, Select, delete, insert, literal, select
+
+from gd2fs.control.nodes import is_alive
+from gd2fs.control.paths import parent_of
+from gd2fs.control.placement import Candidate
+from gd2fs.control.schema import file_columns, files, nodes, reclaims
+
+STRIPE_UNIT = 4 * 2**20
+FIRST_EPOCH = 1
+Unusable = Literal["lost", "unreachable"]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnView:
+    """One column and its node at the moment of reading."""
+
+    epoch: int
+    born: int
+    node: str
+    incarnation: int
+    alive: bool
+    addresses: tuple[str, ...]
+    free_bytes: int
+
+    @property
+    def lost(self) -> bool:
+        """Nodes keep no log yet: what an earlier incarnation held is gone."""
+        return self.born != self.incarnation
+
+
+@dataclass(slots=True)
+class FileView:
+    """A file or directory; directories have no columns."""
+
+    file: str
+    tenant: str
+    path: str
+    is_dir: bool
+    file_class: str
+    stripe_unit: int
+    width: int
+    kv_identity: str | None
+    session: str | None
+    sealed: int
+    grant: int
+    created_at: float
+    columns: list[ColumnView] = field(default_factory=list)
+
+    @property
+    def unusable(self) -> Unusable | None:
+        """Why nothing should be planned on it now, or None."""
+        if any(column.lost for column in self.columns):
+            return "lost"
+        if not all(column.alive for column in self.columns):
+            return "unreachable"
+        return None
+
+
+_NODE = [
+    nodes.c[name]
+    for name in ("node", "state", "incarnation", "addresses", "capacity_bytes", "used_bytes", "heartbeat_at")
+]
+
+
+def selected(where: ColumnElement[bool]) -> Select[Any]:
+    """The query of the files that `where` selects, with their columns and nodes, in path order: for
+    `fetch`."""
+    return (
+        select(files, file_columns.c.ordinal, file_columns.c.epoch, file_columns.c.born, *_NODE)
+        .select_from(files)
+        .outerjoin(file_columns, file_columns.c.file == files.c.file)
+        .outerjoin(nodes, nodes.c.node == file_columns.c.node)
+        .where(where)
+        .order_by(files.c.path, files.c.file, file_columns.c.ordinal)
+    )
+
+
+def fetch(
+    connection: Connection, now: float, query: Select[Any], values: Mapping[str, Any] | None = None
+) -> list[FileView]:
+    """Runs what `selected` made."""
+    views: list[FileView] = []
+    for row in connection.execute(query, values or {}).mappings():
+        if not views or views[-1].file != row["file"]:
+            views.append(_file_view(row))
+        if row["ordinal"] is not None:
+            views[-1].columns.append(_column_view(row, now))
+    return views
+
+
+def load(connection: Connection, now: float, where: ColumnElement[bool]) -> list[FileView]:
+    """All files that `where` selects, in path order, in one query."""
+    return fetch(connection, now, selected(where))
+
+
+def _file_view(row: Any) -> FileView:
+    return FileView(
+        file=row["file"],
+        tenant=row["tenant"],
+        path=row["path"],
+        is_dir=row["is_dir"],
+        file_class=row["class"],
+        stripe_unit=row["stripe_unit"],
+        width=row["width"],
+        kv_identity=row["kv_identity"],
+        session=row["session"],
+        sealed=row["sealed"],
+        grant=row["write_grant"],
+        created_at=row["created_at"],
+    )
+
+
+def _column_view(row: Any, now: float) -> ColumnView:
+    return ColumnView(
+        epoch=row["epoch"],
+        born=row["born"],
+        node=row["node"],
+        incarnation=row["incarnation"],
+        alive=is_alive(row, now),
+        addresses=tuple(row["addresses"]),
+        free_bytes=max(0, row["capacity_bytes"] - row["used_bytes"]),
+    )
+
+
+def add(
+    connection: Connection,
+    now: float,
+    tenant: str,
+    path: str,
+    *,
+    file_class: str = "cache",
+    file: str | None = None,
+    stripe_unit: int = STRIPE_UNIT,
+    on: Sequence[Candidate] = (),
+    kv_identity: str | None = None,
+    session: str | None = None,
+    grant: int = 0,
+) -> str:
+    """Inserts a file with one column on each node of `on`, or a directory where there is none. Returns its
+    id."""
+    file = file or new_id()
+    connection.execute(
+        insert(files).values(
+            {
+                "file": file,
+                "tenant": tenant,
+                "path": path,
+                "parent": parent_of(path),
+                "is_dir": not on,
+                "class": file_class,
+                "stripe_unit": stripe_unit,
+                "width": len(on),
+                "kv_identity": kv_identity,
+                "session": session,
+                "sealed": 0,
+                "write_grant": grant,
+                "created_at": now,
+            }
+        )
+    )
+    if on:
+        connection.execute(
+            insert(file_columns),
+            [
+                {
+                    "file": file,
+                    "ordinal": ordinal,
+                    "epoch": FIRST_EPOCH,
+                    "born": candidate.incarnation,
+                    "node": candidate.node,
+                }
+                for ordinal, candidate in enumerate(on)
+            ],
+        )
+    return file
+
+
+def release(connection: Connection, now: float, where: ColumnElement[bool]) -> None:
+    """Deletes the files that `where` selects; their columns become reclaims, which free the bytes on the
+    nodes.
+
+    A node that has left took its bytes with it and needs none.
+    """
+    chosen = select(files.c.file).where(where)
+    connection.execute(
+        insert(reclaims).from_select(
+            ["file", "ordinal", "node", "attempts", "next_try_at"],
+            select(file_columns.c.file, file_columns.c.ordinal, file_columns.c.node, literal(0), literal(now))
+            .join(nodes, nodes.c.node == file_columns.c.node)
+            .where(file_columns.c.file.in_(chosen), nodes.c.state == "joined"),
+        )
+    )
+    connection.execute(delete(file_columns).where(file_columns.c.file.in_(chosen)))
+    connection.execute(delete(files).where(where))
+
+
+def new_id() -> str:
+    """128 random bits in hex: file, session and plan ids, never used twice."""
+    return secrets.token_hex(16)

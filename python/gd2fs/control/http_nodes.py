@@ -1,0 +1,75 @@
+"""Routes of nodes and of the service itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+import gd2fs
+from gd2fs.control import nodes, requests
+from gd2fs.control.http_edge import Caller, Control
+
+router = APIRouter()
+
+
+@router.get("/health")
+def health(control: Control) -> dict[str, Any]:
+    """Answers only if the database does. Needs no token."""
+    control.read(lambda connection, now: now)
+    return {"status": "ok", "cluster": control.cluster, "version": gd2fs.__version__}
+
+
+@router.get("/metrics")
+def metrics(control: Control, caller: Caller) -> Response:
+    """Prometheus' format. Where the cluster has keys, any token of it will do."""
+    return Response(control.metrics_text(), media_type="text/plain; version=0.0.4")
+
+
+@router.get("/v1/cluster")
+def cluster(control: Control, caller: Caller) -> dict[str, Any]:
+    """Who the caller is, and the nodes in short."""
+    found = control.read(nodes.describe)
+    short = ("node", "state", "incarnation", "addresses", "used_bytes", "capacity_bytes")
+    return {
+        "cluster": control.cluster,
+        "version": gd2fs.__version__,
+        "tenant": caller.tenant,
+        "role": caller.role,
+        "nodes": [{name: node[name] for name in short} for node in found],
+    }
+
+
+@router.post("/v1/nodes/register")
+def register(control: Control, caller: Caller, body: requests.Register) -> dict[str, Any]:
+    """Registers a node; its incarnation is higher than any it had before."""
+    caller.require("node")
+    incarnation = control.write(lambda connection, now: nodes.register(connection, now, body))
+    control.reclaimer.wake()
+    return {
+        "cluster": control.cluster,
+        "incarnation": incarnation,
+        "lease_s": nodes.LEASE_S,
+        "heartbeat_s": nodes.HEARTBEAT_S,
+    }
+
+
+@router.post("/v1/nodes/{node}/heartbeat")
+def heartbeat(control: Control, caller: Caller, node: str, body: requests.Heartbeat) -> dict[str, Any]:
+    """Renews the node's lease; refused for every registration but the current one."""
+    caller.require("node")
+    control.write(lambda connection, now: nodes.heartbeat(connection, now, node, body))
+    return {"ok": True}
+
+
+@router.get("/v1/nodes")
+def list_nodes(control: Control, caller: Caller) -> dict[str, Any]:
+    return {"nodes": control.read(nodes.describe)}
+
+
+@router.delete("/v1/nodes/{node}")
+def leave(control: Control, caller: Caller, node: str) -> dict[str, Any]:
+    """The node ends on purpose, with everything in its memory."""
+    caller.require("node")
+    control.write(lambda connection, now: nodes.leave(connection, node))
+    return {"ok": True}

@@ -1,0 +1,139 @@
+"""Storage nodes: registration, heartbeats, who is alive. Times are the database's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, case, delete, insert, select, update
+
+from gd2fs import errors
+from gd2fs.control import requests
+from gd2fs.control.placement import Candidate
+from gd2fs.control.schema import cluster, nodes, reclaims
+
+LEASE_S = 10
+HEARTBEAT_S = 2
+"""Five heartbeats a lease: one or two that get lost on the way kill nobody."""
+_GAP_S = 5.0
+"""Control watches every 2 s; after so long without, heartbeats have failed for a reason that is not their
+nodes'."""
+_INCARNATION_MAX = 2**32 - 1
+
+
+def register(connection: Connection, now: float, body: requests.Register) -> int:
+    """Registers the node anew; its incarnation rises above the last one and above the floor it kept on its
+    disk."""
+    row = connection.execute(
+        select(nodes.c.incarnation).where(nodes.c.node == body.node).with_for_update()
+    ).one_or_none()
+    incarnation = max(row.incarnation if row else 0, body.incarnation_floor) + 1
+    if incarnation > _INCARNATION_MAX:
+        raise errors.Invalid(
+            f"incarnation_floor: node {body.node} has no incarnation left; give it a new name"
+        )
+    values: dict[str, Any] = {
+        "state": "joined",
+        "incarnation": incarnation,
+        "addresses": body.addresses,
+        "http": body.http,
+        "capacity_bytes": body.memory_bytes,
+        "used_bytes": 0,
+        "files": 0,
+        "stats": {},
+        "config_hash": body.config_hash,
+        "registered_at": now,
+        "heartbeat_at": now,
+    }
+    if row is None:
+        connection.execute(insert(nodes).values(node=body.node, **values))
+    else:
+        connection.execute(update(nodes).where(nodes.c.node == body.node).values(**values))
+    return incarnation
+
+
+def heartbeat(connection: Connection, now: float, node: str, body: requests.Heartbeat) -> None:
+    """Renews the lease. Raises StaleIncarnation for any registration but the current one, NotFound."""
+    changed = connection.execute(
+        update(nodes)
+        .where(nodes.c.node == node, nodes.c.incarnation == body.incarnation, nodes.c.state == "joined")
+        .values(
+            addresses=body.addresses,
+            http=body.http,
+            used_bytes=body.used_bytes,
+            capacity_bytes=body.capacity_bytes,
+            files=body.files,
+            stats=body.stats,
+            heartbeat_at=now,
+        )
+    )
+    if changed.rowcount == 1:
+        return
+    row = connection.execute(
+        select(nodes.c.incarnation, nodes.c.state).where(nodes.c.node == node)
+    ).one_or_none()
+    if row is None:
+        raise errors.NotFound(f"node {node} is not registered")
+    raise errors.StaleIncarnation(
+        f"node {node}: incarnation {body.incarnation} is over (current: {row.incarnation}, {row.state});"
+        " register again"
+    )
+
+
+def leave(connection: Connection, node: str) -> None:
+    """The node ends on purpose and takes its memory with it: nothing is left to free there. Raises
+    NotFound."""
+    if connection.execute(update(nodes).where(nodes.c.node == node).values(state="left")).rowcount == 0:
+        raise errors.NotFound(f"node {node} is not registered")
+    connection.execute(delete(reclaims).where(reclaims.c.node == node))
+
+
+def watch(connection: Connection, now: float) -> None:
+    """Notes that leases are being watched. If nobody watched for a while (control was stopped, or hung), no
+    node could renew its lease: the gap does not count, else every session would be planned as a miss after a
+    restart of control.
+    """
+    since = connection.scalar(select(cluster.c.watched_at).with_for_update())
+    if since is not None and now - since > _GAP_S:
+        renewed = nodes.c.heartbeat_at + (now - since)
+        connection.execute(
+            update(nodes)
+            .where(nodes.c.state == "joined", nodes.c.heartbeat_at >= since - LEASE_S)
+            .values(heartbeat_at=case((renewed > now, now), else_=renewed))
+        )
+    connection.execute(update(cluster).values(watched_at=now))
+
+
+def is_alive(row: RowMapping, now: float) -> bool:
+    """Whether the node may be asked: joined, within its lease, and already listening."""
+    return row["state"] == "joined" and now - row["heartbeat_at"] <= LEASE_S and bool(row["addresses"])
+
+
+def describe(connection: Connection, now: float) -> list[dict[str, Any]]:
+    """All nodes as `GET /v1/nodes` shows them."""
+    rows = connection.execute(select(nodes).order_by(nodes.c.node)).mappings()
+    return [
+        {
+            "node": row["node"],
+            "state": "left" if row["state"] == "left" else "alive" if is_alive(row, now) else "dead",
+            "incarnation": row["incarnation"],
+            "addresses": row["addresses"],
+            "http": row["http"],
+            "used_bytes": row["used_bytes"],
+            "capacity_bytes": row["capacity_bytes"],
+            "files": row["files"],
+            "config_hash": row["config_hash"],
+            "last_heartbeat_age_s": max(0.0, round(now - row["heartbeat_at"], 3)),
+            "stats": row["stats"],
+        }
+        for row in rows
+    ]
+
+
+def candidates(connection: Connection, now: float) -> list[Candidate]:
+    """The living nodes with their free space."""
+    rows = connection.execute(select(nodes).where(nodes.c.state == "joined")).mappings()
+    return [
+        Candidate(row["node"], row["incarnation"], max(0, row["capacity_bytes"] - row["used_bytes"]))
+        for row in rows
+        if is_alive(row, now)
+    ]

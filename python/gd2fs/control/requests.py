@@ -1,0 +1,113 @@
+"""Bodies of the REST API. Every field is bounded, unknown fields are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+I64_MAX = 2**63 - 1
+TOKEN_IDS_MAX = 1_048_576
+BODY_BYTES_MAX = 16 * 2**20
+"""1,048,576 ids of ten digits with their commas are 11.5 MB."""
+
+Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
+Path = Annotated[str, Field(min_length=1, max_length=1024)]
+Identity = Annotated[str, Field(min_length=1, max_length=256)]
+Count = Annotated[int, Field(ge=0, le=I64_MAX)]
+U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Address = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[a-z]+://\S+$")]
+SignedText = Annotated[str, Field(min_length=1, max_length=60_000)]
+FileClass = Literal["cache", "durable"]
+StripeUnit = Annotated[int, Field(ge=32 * 1024, le=64 * 2**20)]
+"""32 KiB (one checksummed piece) to 64 MiB (one payload)."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Register(_Body):
+    node: Name
+    addresses: Annotated[list[Address], Field(max_length=64)] = []
+    http: Annotated[str, Field(max_length=256)] = ""
+    memory_bytes: Count
+    incarnation_floor: U32 = 0
+    config_hash: Annotated[str, Field(max_length=128)] = ""
+
+
+class Heartbeat(_Body):
+    incarnation: U32
+    addresses: Annotated[list[Address], Field(max_length=64)]
+    http: Annotated[str, Field(max_length=256)] = ""
+    used_bytes: Count
+    capacity_bytes: Count
+    files: Count = 0
+    stats: Annotated[dict[str, Any], Field(max_length=256)] = {}
+
+
+class Mkdir(_Body):
+    path: Path
+    file_class: Annotated[FileClass | None, Field(alias="class")] = None
+    parents: bool = True
+
+
+class Create(_Body):
+    path: Path
+    stripe_unit: StripeUnit | None = None
+    width: Annotated[int, Field(ge=1, le=256)] | None = None
+    kv_identity: Identity | None = None
+
+
+class Rename(_Body):
+    source: Annotated[Path, Field(alias="from")]
+    target: Annotated[Path, Field(alias="to")]
+
+
+class Format(_Body):
+    name: Name
+    bytes_per_token: Annotated[int, Field(ge=1, le=2**40)]
+    granule: Annotated[int, Field(ge=1, le=2**20)] = 1
+
+
+class CreateSession(_Body):
+    kv_identity: Identity
+    kv_format: Format
+    model: Annotated[str, Field(max_length=256)] | None = None
+    ttl_s: Annotated[int, Field(ge=1, le=10 * 366 * 86_400)] | None = None
+    priority: Annotated[int, Field(ge=0, le=255)] = 0
+
+
+class Plan(_Body):
+    token_ids: Annotated[list[U32], Field(min_length=1, max_length=TOKEN_IDS_MAX)]
+    max_tokens: Annotated[int, Field(ge=0, le=TOKEN_IDS_MAX)]
+    request_id: Annotated[str, Field(min_length=1, max_length=256)]
+    kv_identity: Identity
+    # Only for a session that moves to another identity, whose tokens may take other bytes.
+    kv_format: Format | None = None
+
+
+class FreshSegment(_Body):
+    kv_uri: Annotated[str, Field(min_length=1, max_length=2048)]
+    token_start: Count
+    token_length: Annotated[int, Field(ge=1, le=2 * TOKEN_IDS_MAX)]
+    kv_start: Count
+    kv_length: Annotated[int, Field(ge=1, le=I64_MAX)]
+
+
+class Ack(_Body):
+    column: U32
+    epoch: U32
+    incarnation: U32
+
+
+class Commit(_Body):
+    plan_token: SignedText
+    # One: a plan has one fresh file.
+    fresh: Annotated[list[FreshSegment], Field(min_length=1, max_length=1)]
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    acks: Annotated[list[Ack], Field(min_length=1, max_length=1024)]
+
+
+class Abort(_Body):
+    plan_token: SignedText
