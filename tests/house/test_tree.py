@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SAYS_NOTHING = re.compile(r"(^|/)(utils?|common|core|helpers?|misc|manager|v2)(/|\.(py|rs)$)")
-UNFINISHED = re.compile(r"todo!\(|unimplemented!\(|raise NotImplementedError|\bTODO\b|\bFIXME\b|assert True\b")
+UNFINISHED = re.compile(
+    r"todo!\(|unimplemented!\(|raise NotImplementedError|\bTODO\b|\bFIXME\b|assert True\b"
+)
 
 
 def tracked() -> list[Path]:

@@ -1,0 +1,151 @@
+"""Child processes of `up` and `demo`: started with a ready signal, stopped in order, never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from gd2fs.config.serving import PARENT_VARIABLE
+
+# How much of a log is shown when a process ends unexpectedly.
+LOG_TAIL_LINES = 15
+POLL_S = 0.02
+
+
+class ProcessFailed(Exception):
+    """A child ended, or did not get ready in time; the message holds the end of its log."""
+
+
+@dataclass
+class Child:
+    """One process, its own group, with a log and the file in which it announces its addresses."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+    announced: Path
+
+    @property
+    def running(self) -> bool:
+        return self.popen.poll() is None
+
+    def tail(self) -> str:
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+        return ""
+
+
+class Processes:
+    """Starts `gd2fs` commands as children. A context manager: leaving it stops all, the first started last.
+
+    Children die with this process, whatever ends it: they ask the kernel for it (see config.serving).
+    """
+
+    def __init__(self, directory: Path, *, stop_s: float = 8.0) -> None:
+        self._directory = directory
+        self._stop_s = stop_s
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # All but the first at once: on a busy machine one after the other would add up. The first is control,
+        # which the others still talk to.
+        for group in (self._children[1:], self._children[:1]):
+            self._stop_all(group)
+
+    def start(self, name: str, arguments: list[str], environment: Mapping[str, str] | None = None) -> Child:
+        """Starts `gd2fs ARGUMENTS --announce FILE`; see wait_ready()."""
+        announced = self._directory / f"{name}.json"
+        announced.unlink(missing_ok=True)
+        log = self._directory / f"{name}.log"
+        command = [sys.executable, "-m", "gd2fs.cli", *arguments, "--announce", str(announced)]
+        with open(log, "ab") as stream:
+            popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env={**os.environ, **(environment or {}), PARENT_VARIABLE: str(os.getpid())},
+                # A group of its own: Ctrl-C in the terminal reaches us alone, and we stop the children in
+                # order.
+                start_new_session=True,
+            )
+        child = Child(name, popen, log, announced)
+        self._children.append(child)
+        return child
+
+    def wait_ready(self, child: Child, timeout_s: float) -> dict[str, Any]:
+        """What the child announced. Raises ProcessFailed if it ends before or is not ready in time."""
+        deadline = time.monotonic() + timeout_s
+        while not child.announced.exists():
+            if not child.running:
+                raise ProcessFailed(
+                    f"{child.name} ended with code {child.popen.returncode}; "
+                    f"end of {child.log}:\n{child.tail()}"
+                )
+            if time.monotonic() > deadline:
+                raise ProcessFailed(
+                    f"{child.name} was not ready within {timeout_s:g} s; end of {child.log}:\n{child.tail()}"
+                )
+            time.sleep(POLL_S)
+        facts: dict[str, Any] = json.loads(child.announced.read_text())
+        return facts
+
+    def kill(self, child: Child) -> None:
+        """Ends a child at once with SIGKILL, as a crash would."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.popen.pid, signal.SIGKILL)
+        child.popen.wait()
+
+    def stop(self, child: Child) -> None:
+        """Asks a child to end, waits, and kills what is left of its group."""
+        self._stop_all([child])
+
+    def _stop_all(self, children: list[Child]) -> None:
+        for child in reversed(children):
+            if child.running:
+                child.popen.terminate()
+        deadline = time.monotonic() + self._stop_s
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.popen.wait(max(0.0, deadline - time.monotonic()))
+            self.kill(child)
+
+    def ended(self) -> Child | None:
+        """A child that ended without having been asked to, if there is one."""
+        return next((child for child in self._children if not child.running), None)
+
+
+@contextlib.contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """Within it SIGTERM and SIGHUP raise KeyboardInterrupt like Ctrl-C, so that clean-up runs for them, too.
+
+    Only the first signal does: the clean-up that follows is bounded, and a second one would cut it short.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,101 @@
+"""gd2fs up: control and storage nodes on this machine, in the foreground."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from gd2fs.cli.output import console, print_json
+from gd2fs.cli.processes import Child, Processes, ProcessFailed, terminate_as_interrupt
+
+# Control applies migrations at its first start; a node maps its memory.
+READY_S = 30.0
+WATCH_S = 0.2
+# The nodes of `up` end with it; nobody runs it for a year.
+NODE_TOKEN_S = 365 * 86_400
+
+
+def start_control(processes: Processes, directory: Path, port: int) -> tuple[Child, str]:
+    """Starts control on loopback; returns it and its gd2fs:// address once it serves."""
+    child = processes.start(
+        "control", ["control", "--listen", f"127.0.0.1:{port}", "--data-dir", str(directory / "control")]
+    )
+    url = processes.wait_ready(child, READY_S)["url"]
+    return child, str(url).replace("http://", "gd2fs://")
+
+
+def start_node(
+    processes: Processes,
+    directory: Path,
+    number: int,
+    memory: str,
+    control: str,
+    environment: dict[str, str] | None = None,
+) -> Child:
+    """Starts node NUMBER on loopback with ports of the kernel's choice; wait_ready() it."""
+    name = f"node-{number}"
+    arguments = ["node", "--id", name, "--listen", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0"]
+    arguments += ["--data-dir", str(directory / name), "--memory", memory, "--control", control]
+    return processes.start(name, arguments, environment)
+
+
+def _node_credentials() -> dict[str, str]:
+    """Environment with a token for nodes, if the cluster has keys: whoever has them may sign for its own."""
+    from gd2fs.config import load
+    from gd2fs.signing import Keys, Token
+
+    keys = Keys.parse(load().settings.cluster.keys)
+    if keys.is_development:
+        return {}
+    return {"GD2FS_TOKEN": keys.sign(Token("default", "node", int(time.time()) + NODE_TOKEN_S))}
+
+
+def run_cluster(nodes: int, memory: str, port: int, directory: Path, as_json: bool) -> None:
+    """Runs until Ctrl-C. Raises ProcessFailed if a process ends by itself."""
+    directory.mkdir(parents=True, exist_ok=True)
+    directory = directory.resolve()
+    environment = _node_credentials()
+    with terminate_as_interrupt(), Processes(directory) as processes:
+        try:
+            _, control = start_control(processes, directory, port)
+            children = [
+                start_node(processes, directory, n + 1, memory, control, environment) for n in range(nodes)
+            ]
+            facts: dict[str, Any] = {"control": control, "data_dir": str(directory)}
+            facts["nodes"] = [processes.wait_ready(child, READY_S) for child in children]
+            if as_json:
+                print_json(facts)
+            else:
+                _welcome(facts, memory)
+            while (ended := processes.ended()) is None:
+                time.sleep(WATCH_S)
+        except KeyboardInterrupt:
+            if not as_json:
+                typer.echo("\nstopping", err=True)
+            return
+        raise ProcessFailed(
+            f"{ended.name} ended with exit code {ended.popen.returncode}; end of its log:\n{ended.tail()}"
+        )
+
+
+def _welcome(facts: dict[str, Any], memory: str) -> None:
+    control = facts["control"]
+    out = console()
+    out.print(
+        f"[bold]GD2FS is up[/bold]: control {control}, {len(facts['nodes'])} node(s) with {memory} each"
+    )
+    for node in facts["nodes"]:
+        out.print(f"  {node['node']}: {' '.join(node['addresses'])}, metrics {node['url']}/metrics")
+    out.print(f"  state and logs: {facts['data_dir']}\n")
+    out.print("In another terminal:")
+    out.print(f"  export GD2FS_CONTROL={control}")
+    out.print("  gd2fs status                              the cluster and its nodes")
+    out.print("  gd2fs put README.md /notes/readme.md      store a file; gd2fs ls /notes")
+    out.print("  gd2fs engine                              a small model on port 8100")
+    out.print(
+        "  gd2fs gateway                             the OpenAI API on port 8000, with KV cache planned"
+    )
+    out.print("\nCtrl-C stops everything. File data lives in the nodes' memory and ends with them.")

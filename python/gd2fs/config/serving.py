@@ -1,0 +1,93 @@
+"""Serving an ASGI app on a socket that is already bound, until SIGTERM or SIGINT, then draining."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+# Set by a parent that wants its children to end with it, whatever ends it.
+PARENT_VARIABLE = "GD2FS_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+
+
+class Server(uvicorn.Server):
+    """uvicorn on bound sockets; a signal means a clean end with exit code 0 instead of being raised again."""
+
+    def __init__(
+        self, app: Any, *, drain_s: float, signals: bool = True, connections_max: int | None = None
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                # Idle keep-alive connections of pooled clients; longer than their own expiry so that they
+                # close first.
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=max(1, round(drain_s)),
+                limit_concurrency=connections_max,
+            )
+        )
+        self._signals = signals
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if not self._signals or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {
+            number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def serve(
+    app: Any, listener: socket.socket, *, drain_s: float = 5.0, connections_max: int | None = None
+) -> None:
+    """Serves `app` on a bound socket until a signal; answers under way get `drain_s` seconds to finish.
+
+    connections_max: beyond it requests are answered 503 at once; None leaves the bound to the app.
+    """
+    Server(app, drain_s=drain_s, connections_max=connections_max).run(sockets=[listener])
+
+
+def announce(path: str | Path | None, facts: dict[str, Any]) -> None:
+    """Writes `facts` and the process id as JSON to `path`, whole or not at all; None writes nothing.
+
+    Whoever started this process on port 0 learns the real addresses from it, and that it serves.
+    """
+    if path is None:
+        return
+    target = Path(path)
+    partial = target.with_name(target.name + ".part")
+    partial.write_text(json.dumps({"pid": os.getpid(), **facts}))
+    partial.replace(target)
+
+
+def die_with_parent() -> None:
+    """If a parent asked for it, arranges that the kernel kills this process when that parent ends.
+
+    Raises SystemExit if the parent is gone already.
+    """
+    parent = os.environ.pop(PARENT_VARIABLE, None)
+    if parent is None:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # It may have ended between our start and the call above; then nobody would ever end us.
+    if os.getppid() != int(parent):
+        raise SystemExit("the process that started this one is gone")

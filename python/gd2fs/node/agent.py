@@ -1,0 +1,248 @@
+"""The life of a storage node: register, start, report, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import signal
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from gd2fs.config import Listen, Loaded, bind, require_authentication
+from gd2fs.config.listen import bound
+from gd2fs.config.serving import Server, announce
+from gd2fs.config.tree import DATA_PORT
+from gd2fs.node.link import ControlLink, ControlUnreachable, RegistrationLost
+from gd2fs.node.observe import create_app
+
+log = logging.getLogger("gd2fs.node")
+
+# Until control says its own.
+HEARTBEAT_S = 2.0
+# A node that cannot reach control asks again at most this seldom, so that it is back soon after control is.
+BACKOFF_MAX_S = 10.0
+# The file in which the native node keeps its incarnation: magic, number, checksum.
+_INCARNATION_MAGIC = b"GD2FSINC"
+_INCARNATION = struct.Struct("<8sII")
+# Exit codes besides 0: a supervisor starts the node again, which registers a new incarnation.
+EXIT_REGISTRATION_LOST = 3
+
+
+class NativeNode(Protocol):
+    """What the agent needs of gd2fs._native.Node."""
+
+    def addresses(self) -> list[str]: ...
+    def stats(self) -> str: ...
+    def stop(self, grace_ms: int) -> None: ...
+
+
+class Agent:
+    """Runs one node until it is told to stop. `start_native` builds the native node from its JSON
+    configuration.
+    """
+
+    def __init__(self, loaded: Loaded, start_native: Callable[[str], NativeNode], link: ControlLink) -> None:
+        self._loaded = loaded
+        self._config = loaded.settings.node
+        self._cluster = loaded.settings.cluster
+        self._start_native = start_native
+        self._link = link
+        self._native: NativeNode | None = None
+        self._incarnation = 0
+        self._http_url = ""
+        self._heartbeat_s = HEARTBEAT_S
+        self.stopping = asyncio.Event()
+
+    async def run(self, announce_path: str | None = None) -> int:
+        """Serves until `stopping` is set (0) or control no longer knows this incarnation
+        (EXIT_REGISTRATION_LOST).
+
+        Raises PermissionError if it would listen beyond loopback without keys, OSError if it cannot listen,
+        RegistrationRefused if control will not have it.
+        """
+        config = self._config
+        listens = [
+            *(Listen.parse(address, DATA_PORT) for address in config.listen),
+            Listen.parse(config.http_listen),
+        ]
+        require_authentication("the node", listens, self._cluster.keys, "set GD2FS_CLUSTER_KEYS")
+        with bind(Listen.parse(config.http_listen)) as listener:
+            self._http_url = bound(listener).url
+            if not await self._register():
+                return 0
+            self._native = await asyncio.to_thread(self._start_native, self._native_config())
+            observer = self._observer()
+            observing = asyncio.create_task(observer.serve(sockets=[listener]))
+            try:
+                announce(
+                    announce_path, {"url": self._http_url, "node": config.id, "addresses": self._addresses()}
+                )
+                log.warning(
+                    "node %s serves %s (incarnation %d)", config.id, self._addresses(), self._incarnation
+                )
+                return await self._report()
+            finally:
+                await self._drain()
+                observer.should_exit = True
+                await observing
+
+    async def _register(self) -> bool:
+        """Registers, however long control is away; False if told to stop before."""
+        body = {
+            "node": self._config.id,
+            "addresses": self._config.advertise,
+            "http": self._http_url,
+            "memory_bytes": self._config.memory_bytes,
+            "incarnation_floor": incarnation_floor(Path(self._config.data_dir)),
+            "config_hash": self._loaded.digest(),
+        }
+        failures = 0
+        while not self.stopping.is_set():
+            try:
+                reply = await self._link.register(body)
+            except ControlUnreachable as error:
+                failures += 1
+                log.warning("cannot register with control, will try again: %s", error)
+                await self._pause(failures)
+                continue
+            if reply["cluster"] != self._cluster.id:
+                raise PermissionError(
+                    f"control serves cluster {reply['cluster']!r}, this node is of {self._cluster.id!r}; "
+                    "set cluster.id (GD2FS_CLUSTER_ID) or cluster.control (GD2FS_CONTROL)"
+                )
+            self._incarnation = int(reply["incarnation"])
+            self._heartbeat_s = float(reply["heartbeat_s"])
+            return True
+        return False
+
+    def _native_config(self) -> str:
+        config = self._config
+        return json.dumps(
+            {
+                "cluster": self._cluster.id,
+                "node": config.id,
+                "incarnation": self._incarnation,
+                "keys": self._cluster.keys,
+                "listen": config.listen,
+                "memory_bytes": config.memory_bytes,
+                "data_dir": config.data_dir,
+                "connections_max": config.connections_max,
+            }
+        )
+
+    async def _report(self) -> int:
+        """Reports until the end. Cache files need no lease: the node serves on while control is away."""
+        failures = 0
+        while not self.stopping.is_set():
+            try:
+                await self._link.heartbeat(self._config.id, await asyncio.to_thread(self._heartbeat))
+                if failures:
+                    log.warning("control answers again")
+                failures = 0
+            except ControlUnreachable as error:
+                failures += 1
+                if failures == 1:
+                    log.warning("control does not answer; serving on without it: %s", error)
+            except RegistrationLost as error:
+                log.error("control no longer knows this incarnation, stopping: %s", error)
+                return EXIT_REGISTRATION_LOST
+            await self._pause(failures)
+        return 0
+
+    def _heartbeat(self) -> dict[str, Any]:
+        stats = self.stats()
+        return {
+            "incarnation": self._incarnation,
+            "addresses": self._addresses(),
+            "http": self._http_url,
+            "used_bytes": stats.get("arena_used", 0),
+            "capacity_bytes": stats.get("arena_capacity", self._config.memory_bytes),
+            "files": stats.get("files", 0),
+            "stats": stats,
+        }
+
+    def stats(self) -> dict[str, Any]:
+        """The native node's counters."""
+        stats: dict[str, Any] = json.loads(self._native.stats()) if self._native else {}
+        return stats
+
+    def describe(self) -> dict[str, Any]:
+        """What /health answers."""
+        return {
+            "status": "stopping" if self.stopping.is_set() else "ok",
+            "node": self._config.id,
+            "cluster": self._cluster.id,
+            "incarnation": self._incarnation,
+            "addresses": self._addresses(),
+        }
+
+    def _addresses(self) -> list[str]:
+        if self._config.advertise:
+            return list(self._config.advertise)
+        return self._native.addresses() if self._native else []
+
+    async def _pause(self, failures: int) -> None:
+        """Until the next call: one heartbeat, longer after failures, with jitter so that nodes do not come
+        in step.
+        """
+        seconds = (
+            min(self._heartbeat_s * 2 ** min(failures, 8), BACKOFF_MAX_S) if failures else self._heartbeat_s
+        )
+        try:
+            await asyncio.wait_for(self.stopping.wait(), seconds * random.uniform(0.8, 1.0))
+        except TimeoutError:
+            return
+
+    def _observer(self) -> Server:
+        keys = "" if Listen.parse(self._config.http_listen).loopback else self._cluster.keys
+        return Server(create_app(self.describe, self.stats, keys), drain_s=1.0, signals=False)
+
+    async def _drain(self) -> None:
+        """Leaves the cluster first, so that nothing new is planned here, then lets requests under way
+        finish.
+        """
+        native = self._native
+        if native is None:
+            return
+        if self.stopping.is_set():
+            try:
+                await self._link.leave(self._config.id)
+            except ControlUnreachable as error:
+                log.warning("could not tell control that this node leaves: %s", error)
+        await asyncio.to_thread(native.stop, int(self._config.drain_s * 1000))
+
+
+def incarnation_floor(data_dir: Path) -> int:
+    """The last incarnation that the data directory saw; 0 for a new one.
+
+    Control counts on from it if it lost its own count (a database restored from a backup). A damaged file
+    counts as 0 here: the native node refuses it by name when it opens the directory.
+    """
+    try:
+        data = (data_dir / "incarnation").read_bytes()
+    except FileNotFoundError:
+        return 0
+    whole = len(data) == _INCARNATION.size and data.startswith(_INCARNATION_MAGIC)
+    return int(_INCARNATION.unpack(data)[1]) if whole else 0
+
+
+def run(loaded: Loaded, announce_path: str | None = None) -> int:
+    """Runs a node in the foreground until SIGTERM or SIGINT; returns the exit code."""
+    from gd2fs import _native
+
+    async def main() -> int:
+        link = ControlLink(loaded.settings.cluster.control, loaded.token())
+        agent = Agent(loaded, lambda config: _native.Node(config), link)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, agent.stopping.set)
+        try:
+            return await agent.run(announce_path)
+        finally:
+            await link.close()
+
+    return asyncio.run(main())

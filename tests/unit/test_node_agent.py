@@ -1,0 +1,212 @@
+"""The node agent against a control that is a function and a native node that is a list."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from gd2fs.config import Loaded, load
+from gd2fs.node.agent import EXIT_REGISTRATION_LOST, Agent, incarnation_floor
+from gd2fs.node.link import ControlLink, RegistrationRefused
+from gd2fs.node.observe import create_app, prometheus_text
+from gd2fs.signing import Keys, Token
+
+WAIT_S = 10.0
+STATS = {
+    "bytes_read": 7,
+    "files": 2,
+    "arena_used": 5,
+    "arena_capacity": 9,
+    "errors": {"HOLE": 3},
+    "read_latency": {"bounds_us": [25, 50], "counts": [1, 2, 4], "count": 7, "sum_us": 1_500_000},
+}
+
+
+class FakeNative:
+    def __init__(self, config: str) -> None:
+        self.config = json.loads(config)
+        self.stopped: list[int] = []
+
+    def addresses(self) -> list[str]:
+        return ["tcp://127.0.0.1:1234"]
+
+    def stats(self) -> str:
+        return json.dumps(STATS)
+
+    def stop(self, grace_ms: int) -> None:
+        self.stopped.append(grace_ms)
+
+
+class World:
+    """One agent; `answer(request)` is control."""
+
+    def __init__(
+        self, tmp_path: Path, answer: Callable[[httpx2.Request], httpx2.Response], **knobs: Any
+    ) -> None:
+        self.requests: list[tuple[str, str, dict[str, Any]]] = []
+        self.natives: list[FakeNative] = []
+        self._answer = answer
+        flags = {
+            "node.id": "n1",
+            "node.http_listen": "127.0.0.1:0",
+            "node.data_dir": str(tmp_path / "node"),
+            **knobs,
+        }
+        self.loaded: Loaded = load(flags, environ={})
+        link = ControlLink("gd2fs://127.0.0.1:1", "", httpx2.MockTransport(self._control))
+        self.agent = Agent(self.loaded, self._start, link)
+
+    def _start(self, config: str) -> FakeNative:
+        self.natives.append(FakeNative(config))
+        return self.natives[-1]
+
+    def _control(self, request: httpx2.Request) -> httpx2.Response:
+        body = json.loads(request.content) if request.content else {}
+        self.requests.append((request.method, request.url.path, body))
+        return self._answer(request)
+
+    def run(self, until: Callable[[World], bool] | None = None) -> int:
+        async def main() -> int:
+            task = asyncio.create_task(self.agent.run())
+            while until is not None and not task.done() and not until(self):
+                await asyncio.sleep(0.01)
+            if until is not None:
+                self.agent.stopping.set()
+            return await asyncio.wait_for(task, WAIT_S)
+
+        return asyncio.run(asyncio.wait_for(main(), WAIT_S))
+
+    def count(self, verb: str) -> int:
+        return sum(path.endswith(verb) for _, path, _ in self.requests)
+
+
+def well(request: httpx2.Request) -> httpx2.Response:
+    if request.url.path.endswith("/register"):
+        return httpx2.Response(
+            200, json={"cluster": "local", "incarnation": 6, "lease_s": 10, "heartbeat_s": 0.05}
+        )
+    return httpx2.Response(200, json={"ok": True})
+
+
+def error(status: int, message: str) -> httpx2.Response:
+    return httpx2.Response(status, json={"error": {"code": 1, "name": "X", "message": message}})
+
+
+def test_register_start_report_and_leave(tmp_path: Path) -> None:
+    world = World(tmp_path, well)
+    assert world.run(lambda w: w.count("/heartbeat") >= 2) == 0
+    method, path, body = world.requests[0]
+    assert (method, path) == ("POST", "/v1/nodes/register")
+    assert body["node"] == "n1" and body["incarnation_floor"] == 0 and body["config_hash"]
+    (native,) = world.natives
+    assert native.config["incarnation"] == 6 and native.config["memory_bytes"] == 1 << 30
+    _, path, beat = world.requests[1]
+    assert path == "/v1/nodes/n1/heartbeat" and beat["incarnation"] == 6
+    assert beat["addresses"] == ["tcp://127.0.0.1:1234"] and beat["used_bytes"] == 5 and beat["files"] == 2
+    # It leaves before it drains, so that nothing new is planned on it.
+    assert world.requests[-1][:2] == ("DELETE", "/v1/nodes/n1")
+    assert native.stopped == [5000]
+
+
+def test_a_stale_incarnation_ends_the_node(tmp_path: Path) -> None:
+    def stale(request: httpx2.Request) -> httpx2.Response:
+        return (
+            error(409, "incarnation 6 is not current")
+            if request.url.path.endswith("/heartbeat")
+            else well(request)
+        )
+
+    world = World(tmp_path, stale)
+    assert world.run() == EXIT_REGISTRATION_LOST
+    assert world.natives[0].stopped and world.requests[-1][0] != "DELETE"
+
+
+def test_it_serves_on_while_control_is_away_and_reports_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gd2fs.node.agent.BACKOFF_MAX_S", 0.05)
+    answers = iter(["well", "away", "broken", "well"])
+
+    def shaky(request: httpx2.Request) -> httpx2.Response:
+        if not request.url.path.endswith("/heartbeat"):
+            return well(request)
+        state = next(answers, "well")
+        if state == "away":
+            raise httpx2.ConnectError("connection refused")
+        return error(500, "broken") if state == "broken" else well(request)
+
+    world = World(tmp_path, shaky)
+    assert world.run(lambda w: w.count("/heartbeat") >= 5) == 0
+    assert len(world.natives) == 1 and world.count("/register") == 1
+
+
+def test_it_waits_for_control_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gd2fs.node.agent.BACKOFF_MAX_S", 0.01)
+
+    def late(request: httpx2.Request) -> httpx2.Response:
+        if world.count("/register") < 3:
+            raise httpx2.ConnectError("connection refused")
+        return well(request)
+
+    world = World(tmp_path, late)
+    assert world.run(lambda w: w.count("/heartbeat") >= 1) == 0
+    assert world.count("/register") == 3
+
+
+def test_a_refused_registration_says_why(tmp_path: Path) -> None:
+    world = World(tmp_path, lambda request: error(403, "the role client may not register nodes"))
+    with pytest.raises(RegistrationRefused, match="may not register"):
+        world.run()
+    assert not world.natives
+
+
+def test_a_foreign_cluster_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError, match="GD2FS_CLUSTER_ID"):
+        World(tmp_path, well, **{"cluster.id": "other"}).run()
+
+
+@pytest.mark.parametrize("knob", [{"node.listen": "tcp://10.0.0.1:1"}, {"node.http_listen": "0.0.0.0:0"}])
+def test_it_does_not_listen_beyond_loopback_without_keys(tmp_path: Path, knob: dict[str, str]) -> None:
+    world = World(tmp_path, well, **knob)
+    with pytest.raises(PermissionError, match="GD2FS_CLUSTER_KEYS"):
+        world.run()
+    assert not world.requests
+
+
+def test_the_floor_is_read_from_the_data_directory(tmp_path: Path) -> None:
+    assert incarnation_floor(tmp_path) == 0
+    (tmp_path / "incarnation").write_bytes(struct.pack("<8sII", b"GD2FSINC", 41, 0))
+    assert incarnation_floor(tmp_path) == 41
+
+
+def test_metrics_are_prometheus_text() -> None:
+    lines = prometheus_text({"node": 'n"1'}, STATS).splitlines()
+    assert r'gd2fs_node_bytes_read_total{node="n\"1"} 7' in lines
+    assert "# TYPE gd2fs_node_files gauge" in lines
+    assert r'gd2fs_node_errors_total{node="n\"1",code="HOLE"} 3' in lines
+    buckets = [
+        line.rsplit(" ", 1) for line in lines if line.startswith("gd2fs_node_read_latency_seconds_bucket")
+    ]
+    assert [count for _, count in buckets] == ["1", "3", "7"] and 'le="+Inf"' in buckets[-1][0]
+
+
+def test_beyond_loopback_metrics_want_a_token() -> None:
+    keys = "1:" + "ab" * 16
+    app = create_app(lambda: {"status": "ok", "node": "n1", "addresses": []}, lambda: STATS, keys)
+    token = Keys.parse(keys).sign(Token("default", "client", 2**31))
+
+    async def ask(path: str, headers: dict[str, str]) -> httpx2.Response:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://n") as http:
+            return await http.get(path, headers=headers)
+
+    assert asyncio.run(ask("/metrics", {})).status_code == 401
+    assert asyncio.run(ask("/metrics", {"authorization": f"Bearer {token}x"})).status_code == 401
+    assert asyncio.run(ask("/metrics", {"authorization": f"Bearer {token}"})).status_code == 200
+    assert asyncio.run(ask("/health", {})).json() == {"status": "ok"}
