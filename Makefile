@@ -53,14 +53,14 @@ test: build ## All tests: Rust, then Python (under 15 minutes on 2 cores)
 	$(call suite,python,600,$(PY) -m pytest)
 
 lint: build ## ruff, mypy, clippy and rustfmt
-	$(call suite,ruff,60,$(VENV)/bin/ruff check python tests)
-	$(call suite,ruff-format,60,$(VENV)/bin/ruff format --check python tests)
+	$(call suite,ruff,60,$(VENV)/bin/ruff check python tests benchmarks)
+	$(call suite,ruff-format,60,$(VENV)/bin/ruff format --check python tests benchmarks)
 	$(call suite,mypy,300,$(VENV)/bin/mypy)
 	$(call suite,rustfmt,60,cargo fmt --all --check)
 	$(call suite,clippy,600,cargo clippy --release --locked --workspace --all-targets -- -D warnings)
 
 fmt: build ## Format the code
-	$(VENV)/bin/ruff check --fix python tests; $(VENV)/bin/ruff format python tests; cargo fmt --all
+	$(VENV)/bin/ruff check --fix python tests benchmarks; $(VENV)/bin/ruff format python tests benchmarks; cargo fmt --all
 
 clean: ## Remove what build made
 	rm -rf $(VENV) target python/gd2fs/_native*.so

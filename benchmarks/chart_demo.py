@@ -1,7 +1,7 @@
-"""Draws the README's chart from the JSON of `gd2fs demo --json`: time to first token of every turn, three ways.
+"""Draws the README's chart, time to first token of every turn three ways, from a recorded demo.
 
-.venv/bin/gd2fs demo --json > demo.json
-.venv/bin/python benchmarks/chart_demo.py demo.json docs/ttft.svg
+.venv/bin/python benchmarks/record.py demo .venv/bin/gd2fs demo --json
+.venv/bin/python benchmarks/chart_demo.py benchmarks/results/DATE-demo.json docs/ttft.svg
 """
 
 from __future__ import annotations
@@ -63,5 +63,4 @@ def chart(result: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     source, target = (Path(argument) for argument in sys.argv[1:3])
-    result = json.loads(source.read_text())
-    target.write_text(chart(result.get("result", result)))
+    target.write_text(chart(json.loads(source.read_text())["result"]))

@@ -1,7 +1,7 @@
 """GD2FS: a GPU-direct distributed file system for LLM KV cache.
 
-``gd2fs.connect("gd2fs://127.0.0.1:7527")`` gives a client; ``gd2fs.errors`` holds every exception it raises. The
-compiled module is loaded with the first use of the client, so that the pure parts (``gd2fs.kv``,
+``gd2fs.connect("gd2fs://127.0.0.1:7527")`` gives a client; ``gd2fs.errors`` holds every exception it raises.
+The compiled module is loaded with the first use of the client, so that the pure parts (``gd2fs.kv``,
 ``gd2fs.errors``) work without it.
 """
 

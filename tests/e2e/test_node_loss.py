@@ -25,7 +25,7 @@ def test_a_node_killed_in_the_middle_of_a_load(tmp_path: Path) -> None:
         uri = plan["kv_transfer"]["stored_kvcache"][0]["kv_uri"]
         node = running.node_of(plan["kv_transfer"]["plan"]["layouts"][uri])
 
-        # Stopped, the node accepts the load and never answers it; so the load is under way when the node dies.
+        # Stopped, the node accepts the load and never answers: the load is under way when the node dies.
         running.signal(node, signal.SIGSTOP)
         answers: list[dict[str, Any]] = []
         thread = threading.Thread(target=lambda: answers.append(stack.turn(1, prompt, plan)), daemon=True)
@@ -38,7 +38,7 @@ def test_a_node_killed_in_the_middle_of_a_load(tmp_path: Path) -> None:
         assert report["cached_tokens"] == 0 and report["miss"] and not report["committed"]
         same_answer(answers[0], stack.turn(0, prompt, None))
 
-        # The node comes back empty under a new incarnation: the loss is reported, and the session goes on elsewhere.
+        # The node comes back empty under a new incarnation: the loss is reported, the session goes on.
         running.start_node(int(node.removeprefix("node-")))
         plan = stack.plan(session, prompt, "third")
         assert (plan["cached_tokens"], plan["miss"]) == (0, "lost")

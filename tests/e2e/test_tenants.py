@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import gd2fs
 import pytest
+
+import gd2fs
 from gd2fs import errors
 from gd2fs.signing import Capability, Keys, Role, Token
-
 from tests.fleet import Fleet, fleet
 
 KEYS = "7:" + "5a" * 32

@@ -1,4 +1,4 @@
-"""Turns of conversations through real control, nodes and engines, with everything that may go wrong on the way."""
+"""Turns of conversations through real control, nodes and engines, with what may go wrong on the way."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import gd2fs
 import numpy as np
 import pytest
-from gd2fs import errors
 
+import gd2fs
+from gd2fs import errors
 from tests.fleet import Fleet, eventually, fleet, get, post, stream
 
 pytestmark = pytest.mark.timeout(300)
 
 TEXT = (
-    "The harbour pilot keeps three notebooks. The first holds depths, measured by hand at low water. The second holds "
-    "names of ships and who steered them. The third is private, and holds only weather. "
+    "The harbour pilot keeps three notebooks. The first holds depths, measured by hand at low water. The "
+    "second holds names of ships and who steered them. The third is private, and holds only weather. "
 )
 
 
@@ -128,7 +128,7 @@ def test_every_turn_on_another_engine_hits_all_it_can(stack: Stack) -> None:
 
 
 def test_kv_is_bit_equal_to_what_was_saved(stack: Stack) -> None:
-    """I7 (a): the sum over what engine 2 loaded is the sum over the bytes that lie on the nodes, which engine 1 saved."""
+    """I7 (a): the sum of what engine 2 loaded is that of the bytes on the nodes, which engine 1 saved."""
     session, history = first_turn(stack)
     stored = stack.kv_bytes(session)
     from gd2fs._native import crc32c
@@ -209,7 +209,7 @@ def test_nothing_is_stored_before_its_bytes_are(stack: Stack) -> None:
             {"column": 0, "epoch": column["epoch"], "incarnation": column["replicas"][0]["incarnation"]}
         ],
     }
-    # Nobody has opened the file under the plan's grant, so the node refuses the writer before it looks for bytes.
+    # Nobody has opened the file under the plan's grant: the node refuses before it looks for bytes.
     with pytest.raises((errors.Hole, errors.StaleWriter)):
         stack.client.control("POST", "/v1/kv/commit", claim)
     tokens = plan["kv_transfer"]["plan"]["layouts"][fresh["kv_uri"] + ".tokens"]
@@ -221,7 +221,7 @@ def test_nothing_is_stored_before_its_bytes_are(stack: Stack) -> None:
 
 
 def test_a_paused_engine_changes_nothing_after_its_turn_was_taken_over(stack: Stack) -> None:
-    """I5: engine 1 stops in the middle of its save, engine 2 serves the retry and commits, engine 1 wakes up."""
+    """I5: engine 1 stops in mid-save, engine 2 serves the retry and commits, engine 1 wakes up."""
     session, history = first_turn(stack)
     prompt = history + stack.ids(" " + TEXT * 2)
     plan = stack.plan(session, prompt, "same-request")

@@ -1,4 +1,4 @@
-"""The direction in which the parts may know each other (ARCHITECTURE.md); a new edge is a decision, not an accident."""
+"""Which parts may know each other (ARCHITECTURE.md): a new edge is a decision, not an accident."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "gd2fs"
 
-# Package → the packages of gd2fs that it may import. `cli` and `demo` start everything, so they may know everything.
+# Package → the packages of gd2fs that it may import. `cli` and `demo` start everything and may know all.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "signing": {"errors"},

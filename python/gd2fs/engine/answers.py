@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from abc import ABC, abstractmethod
 from dataclasses import asdict
 from typing import Any
 
@@ -43,7 +44,7 @@ def usage_of(result: Result, prompt_tokens: int) -> dict[str, Any]:
     }
 
 
-class Answer:
+class Answer(ABC):
     """Common to both kinds: id, model, and the fields that end an answer."""
 
     object_name = ""
@@ -90,14 +91,17 @@ class Answer:
     def _name(self, token: int) -> str:
         return self._tokenizer.token_bytes(token).decode("utf-8", "replace")
 
+    @abstractmethod
     def _choice(self, tokens: list[Token], result: Result) -> dict[str, Any]:
-        raise NotImplementedError
+        """What a whole answer's only choice holds besides its index."""
 
+    @abstractmethod
     def _delta(self, token: Token) -> dict[str, Any]:
-        raise NotImplementedError
+        """What a chunk's choice holds for one token."""
 
+    @abstractmethod
     def _last_delta(self, result: Result) -> dict[str, Any]:
-        raise NotImplementedError
+        """What the last chunk's choice holds."""
 
 
 class ChatAnswer(Answer):
