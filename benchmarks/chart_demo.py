@@ -35,12 +35,13 @@ def chart(result: dict[str, Any]) -> str:
         x = LEFT + i * 220
         parts.append(f'<rect x="{x}" y="30" width="11" height="11" fill="{colour}"/>')
         parts.append(f'<text x="{x + 16}" y="40" font-size="12" fill="#333">{label}</text>')
-    for fraction in (0.25, 0.5, 0.75, 1.0):
-        y = HEIGHT - BOTTOM - top_ms * fraction * scale
+    step = next(s for s in (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000) if top_ms / s <= 6)
+    for mark in range(step, int(top_ms) + 1, step):
+        y = HEIGHT - BOTTOM - mark * scale
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e5e7eb"/>')
         parts.append(
             f'<text x="{LEFT - 6}" y="{y + 4:.1f}" font-size="11" text-anchor="end" fill="#555">'
-            f"{top_ms * fraction:,.0f}</text>"
+            f"{mark:,}</text>"
         )
     for i, turn in enumerate(turns):
         x = LEFT + i * slot + bar / 2

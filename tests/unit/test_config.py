@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -149,3 +151,23 @@ def test_a_port_that_is_taken_is_named() -> None:
         taken = bound(first)
         with pytest.raises(OSError, match=rf"127\.0\.0\.1:{taken.port}.*another port"):
             bind(taken)
+
+
+def test_servers_answer_without_waiting_for_acknowledgements() -> None:
+    """A server on a socket of ours sends at once (TCP_NODELAY), whatever it takes to write one answer."""
+
+    async def accepted() -> int:
+        seen: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def on_connection(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            theirs = writer.get_extra_info("socket")
+            seen.set_result(theirs.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        with bind(Listen("127.0.0.1", 0)) as listener:
+            async with await asyncio.start_server(on_connection, sock=listener):
+                _, writer = await asyncio.open_connection("127.0.0.1", bound(listener).port)
+                writer.close()
+                return await asyncio.wait_for(seen, 5)
+
+    assert asyncio.run(accepted()) == 1

@@ -1,28 +1,42 @@
 """The forward pass: llama architecture in numpy, float32.
 
 Two step shapes exist. *Prefill* computes a chunk of `CHUNK_TOKENS` rows that begins at a multiple of
-`CHUNK_TOKENS`, padded to the full size. *Decode* computes one row. Every matrix shape of a prefill step thus
-follows from the chunk's absolute index alone, so that BLAS does the same arithmetic for a row whether the
-rows before it were computed or loaded: loading the first S tokens (as prefill wrote them) and computing the
-rest gives the same bits for every S.
+`CHUNK_TOKENS`, padded to the full size, in two halves. *Decode* computes one row. Every matrix shape of a
+prefill step thus follows from the chunk's absolute index alone, so that BLAS does the same arithmetic for a
+row whether the rows before it were computed or loaded: loading the first S tokens (as prefill wrote them) and
+computing the rest gives the same bits for every S.
+
+The halves of a chunk run on two threads of ours, BLAS itself on one: the second half waits for the first
+one's keys and values, once a layer, asleep. BLAS's own threads wait for each other in every product, awake;
+where cores are shared that made a prefill of 2,200 tokens take 59 s instead of 8.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from gd2fs.engine.kv import CHUNK_TOKENS, Sequence
 from gd2fs.engine.weights import F32, LayerWeights, ModelConfig, Weights
 
+HALF_TOKENS = CHUNK_TOKENS // 2
+
 
 class Model:
-    """Weights and arithmetic. Holds nothing of any request; not re-entrant (it owns scratch memory)."""
+    """Weights and arithmetic. Holds nothing of any request; one request at a time.
+
+    Limits BLAS to one thread for the whole process.
+    """
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        threadpool_limits(limits=1, user_api="blas")
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="prefill")
         self.config = config
         self.weights = weights
         half = config.head_dim // 2
@@ -30,8 +44,8 @@ class Model:
         angles = np.arange(config.context_max, dtype=np.float64)[:, None] * frequencies
         self._cos = np.cos(angles).astype(np.float32)[:, None, :]  # [context, 1, half]
         self._sin = np.sin(angles).astype(np.float32)[:, None, :]
-        # Added to the last CHUNK x CHUNK block of the scores: row i sees columns 0..i.
-        self._causal = np.triu(np.full((CHUNK_TOKENS, CHUNK_TOKENS), -np.inf, np.float32), 1)
+        # Added to the last HALF x HALF block of the scores: row i sees columns 0..i.
+        self._causal = np.triu(np.full((HALF_TOKENS, HALF_TOKENS), -np.inf, np.float32), 1)
 
     def prefill(self, seq: Sequence, ids: Ids[int], end: int) -> Iterator[tuple[int, F32]]:
         """Compute the KV of tokens [seq.length, end) of `ids`, chunk by chunk.
@@ -49,7 +63,7 @@ class Model:
             # Padding rows are masked out, but 0 x NaN would not be 0: a load that failed may have left
             # anything here.
             seq.kv[stop : start + CHUNK_TOKENS] = 0
-            hidden = self._forward(seq, padded, start, first, stop)
+            hidden = self._chunk(seq, padded, start, first, stop)
             seq.length = stop
             yield first, hidden[first - start : stop - start]
 
@@ -58,7 +72,7 @@ class Model:
         position = seq.length
         if position >= seq.capacity:
             raise ValueError(f"the sequence is full ({seq.capacity} tokens)")
-        hidden = self._forward(seq, np.array([token]), position, position, position + 1)
+        hidden = self._rows(seq, np.array([token]), position, (position, position + 1))
         seq.length = position + 1
         return hidden[0]
 
@@ -66,19 +80,55 @@ class Model:
         """Logits of one hidden state [hidden] or of several [rows, hidden]."""
         return hidden @ self.weights.lm_head.T
 
-    def _forward(self, seq: Sequence, ids: NDArray[np.int64], start: int, first: int, stop: int) -> F32:
-        """Rows [start, start + len(ids)); stores K and V of tokens [first, stop). Returns [rows, hidden]."""
+    def _chunk(self, seq: Sequence, ids: NDArray[np.int64], start: int, first: int, stop: int) -> F32:
+        """Rows [start, start + CHUNK_TOKENS); stores K, V of tokens [first, stop). Returns [rows, hidden]."""
+        middle = start + HALF_TOKENS
+        stored = [threading.Event() for _ in self.weights.layers]
+
+        def upper_half() -> F32:
+            try:
+                return self._rows(seq, ids[:HALF_TOKENS], start, (first, min(stop, middle)), done=stored)
+            finally:
+                # However it ends, the other half must not wait for ever; its result is then thrown away.
+                for event in stored:
+                    event.set()
+
+        upper = self._beside.submit(upper_half)
+        lower = self._rows(seq, ids[HALF_TOKENS:], middle, (max(first, middle), stop), after=stored)
+        return np.concatenate((upper.result(), lower))
+
+    def _rows(
+        self,
+        seq: Sequence,
+        ids: NDArray[np.int64],
+        start: int,
+        store: tuple[int, int],
+        *,
+        done: list[threading.Event] | None = None,
+        after: list[threading.Event] | None = None,
+    ) -> F32:
+        """Rows [start, start + len(ids)); stores K and V of the tokens `store`. Returns [rows, hidden].
+
+        `done` is set layer by layer as K and V are stored; `after` is waited for before they are used.
+        """
         config = self.config
         rows = len(ids)
+        first, stop = store
         cos, sin = self._cos[start : start + rows], self._sin[start : start + rows]
         x = self.weights.embedding[ids]
         for index, layer in enumerate(self.weights.layers):
             normed = _norm(x, layer.attn_norm, config.norm_eps)
             qkv = (normed @ layer.qkv.T).reshape(rows, -1, config.head_dim)
             queries = _rope(qkv[:, : config.heads], cos, sin)
-            keys = _rope(qkv[:, config.heads : config.heads + config.kv_heads], cos, sin)
-            seq.kv[first:stop, index, 0] = keys[first - start : stop - start]
-            seq.kv[first:stop, index, 1] = qkv[first - start : stop - start, config.heads + config.kv_heads :]
+            if first < stop:
+                keys = _rope(qkv[:, config.heads : config.heads + config.kv_heads], cos, sin)
+                values = qkv[:, config.heads + config.kv_heads :]
+                seq.kv[first:stop, index, 0] = keys[first - start : stop - start]
+                seq.kv[first:stop, index, 1] = values[first - start : stop - start]
+            if done:
+                done[index].set()
+            if after:
+                after[index].wait()
             x += self._attention(seq, index, queries, start + rows) @ layer.attn_out.T
             x += _feed_forward(_norm(x, layer.ffn_norm, config.norm_eps), layer)
         return _norm(x, self.weights.out_norm, config.norm_eps)
