@@ -102,7 +102,17 @@ def sign(
     columns = [(epoch, node.incarnation) for node in nodes]
     expiry = int(time.time()) + life_s
     capability = Capability(
-        "default", file, "cache", stripe_unit, len(nodes), rights, [], grant, columns, expiry
+        "default",
+        file,
+        "cache",
+        stripe_unit,
+        len(nodes),
+        rights,
+        [],
+        grant,
+        columns,
+        [[node.name] for node in nodes],
+        expiry,
     )
     replicas = [
         {"node": node.name, "incarnation": node.incarnation, "addresses": [node.address]} for node in nodes

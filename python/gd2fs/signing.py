@@ -58,7 +58,7 @@ class Capability:
     """What the holder may do with one file.
 
     `ranges` are bytes `[start, end)`, end -1 is open, none at all means everything. `columns` holds (epoch,
-    born) of each column. A `bearer` capability counts for whoever presents it, whatever its tenant: it
+    born) of each column, `nodes` the names of the nodes that hold it. A `bearer` capability counts for whoever presents it, whatever its tenant: it
     travelled with a request.
     """
 
@@ -71,6 +71,7 @@ class Capability:
     ranges: Sequence[tuple[int, int]]
     grant: int
     columns: Sequence[tuple[int, int]]
+    nodes: Sequence[Sequence[str]]
     expiry: int
     bearer: bool = False
     typ: ClassVar[str] = "cap"
@@ -87,6 +88,7 @@ class Capability:
             "ranges": [list(pair) for pair in self.ranges],
             "grant": self.grant,
             "columns": [list(pair) for pair in self.columns],
+            "nodes": [list(replicas) for replicas in self.nodes],
             "expiry": self.expiry,
         }
         if self.bearer:
@@ -111,6 +113,7 @@ class Capability:
             ranges=tuple(fields.pairs("ranges", (0, _U64_MAX), (-1, 2**63 - 1))),
             grant=fields.whole("grant"),
             columns=tuple(fields.pairs("columns", (0, _U32_MAX), (0, _U32_MAX))),
+            nodes=tuple(fields.lists_of_text("nodes")),
             expiry=fields.whole("expiry"),
             bearer=fields.flag("bearer"),
         )
@@ -231,7 +234,7 @@ class _Fields:
         "token": frozenset({"tenant", "role", "expiry"}),
         "cap": frozenset(
             {"tenant", "file", "class", "stripe_unit", "width", "rights", "ranges", "grant", "columns"}
-            | {"expiry", "bearer"}
+            | {"nodes", "expiry", "bearer"}
         ),
         "plan": frozenset({"plan", "session", "tenant", "expiry"}),
     }
@@ -286,6 +289,13 @@ class _Fields:
                 raise self.refuse(name, "must be a list of pairs")
             pairs.append((self._whole(name, item[0], *first), self._whole(name, item[1], *second)))
         return pairs
+
+    def lists_of_text(self, name: str) -> list[tuple[str, ...]]:
+        lists = self.array(name)
+        for item in lists:
+            if not isinstance(item, list) or not all(isinstance(text, str) for text in item):
+                raise self.refuse(name, "must be a list of lists of strings")
+        return [tuple(item) for item in lists]
 
     def _whole(self, name: str, value: object, minimum: int, maximum: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:

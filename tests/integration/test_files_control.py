@@ -149,6 +149,28 @@ def test_a_failed_upload_leaves_what_was_there(client: Client, tmp_path: Path) -
     assert os.listdir(tmp_path) == ["local"]
 
 
+def test_an_upload_never_takes_the_place_of_a_directory(client: Client, tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    local.write_bytes(b"data")
+    client.mkdir("/empty-directory")
+    with pytest.raises(IsADirectoryError, match="/empty-directory"):
+        client.upload(local, "/empty-directory")
+    assert client.stat("/empty-directory").is_dir
+
+
+def test_a_download_stores_every_byte_of_a_short_write(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = noise(100_003)
+    (tmp_path / "local").write_bytes(data)
+    client.upload(tmp_path / "local", "/short-writes")
+    whole = os.pwrite
+    # As a disk does that is nearly full.
+    monkeypatch.setattr(os, "pwrite", lambda fd, part, at: whole(fd, part[: max(1, len(part) // 2)], at))
+    client.download("/short-writes", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == data
+
+
 def test_sessions_are_dataclasses_of_kv(client: Client) -> None:
     form = kv.KvFormat("token", 64)
     session = client.sessions.create("identity", form, model="m")

@@ -266,6 +266,23 @@ def test_a_node_that_returns_in_time_is_not_an_error(client: Client, node: RealN
     assert request.wait() == 6
 
 
+def test_a_node_that_hangs_does_not_stop_transfers_with_others(
+    client: Client, node: RealNode, shared_nodes: list[RealNode]
+) -> None:
+    hanging, other = client.open_layout(sign([node])), client.open_layout(sign(shared_nodes[:1]))
+    other.write(0, b"there")
+    node.pause()
+    # More than the whole client may have under way.
+    data = np.zeros(64 * MIB, np.uint8)
+    writes = [hanging.submit_write(0, data, timeout_s=4) for _ in range(17)]
+    time.sleep(0.2)
+    buffer = bytearray(5)
+    assert other.read_into(0, buffer, timeout_s=2) == 5 and buffer == b"there"
+    for request in writes:
+        request.give_up()
+    node.resume()
+
+
 def test_no_space_is_an_error_and_not_a_hang(client: Client) -> None:
     with RealNode("small", memory_bytes=64 * MIB) as small:
         file = client.open_layout(sign([small]))

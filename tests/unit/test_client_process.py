@@ -112,6 +112,43 @@ time.sleep(0.2)
     assert run(mute, script) == ""
 
 
+@pytest.mark.parametrize("attempt", range(4))
+def test_an_exit_while_threads_call_all_the_time_is_clean(node: FakeNode, attempt: int) -> None:
+    """Such a thread is nearly always inside a native call, or about to enter or leave one."""
+    script = """
+asking = Client(["http://127.0.0.1:9"], cluster="c", token="")  # where nobody listens
+def call(one):
+    while True:
+        try:
+            one()
+        except errors.Gd2fsError:
+            pass
+for one in [lambda: asking.stat("/x"), lambda: file.read_into(0, bytearray(1000))] * 4:
+    threading.Thread(target=call, args=(one,), daemon=True).start()
+time.sleep(0.2)
+"""
+    assert run(node, script) == ""
+
+
+def test_submitting_what_is_refused_does_not_block_other_threads(node: FakeNode) -> None:
+    script = """
+sys.setswitchinterval(1e-6)
+until = time.monotonic() + 1
+def submit():
+    while time.monotonic() < until:
+        try:
+            client._native.submit_read("{}", 0, [bytearray(4)], 1000)
+        except errors.BadRequest:
+            pass
+threads = [threading.Thread(target=submit) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+    assert run(node, script) == ""
+
+
 def test_every_call_in_a_forked_child_says_so(node: FakeNode) -> None:
     script = """
 assert file.read_into(0, bytearray(100)) == 100

@@ -321,6 +321,43 @@ def test_a_hole_between_columns_is_not_the_end() -> None:
         assert file.length() == 4 * unit
 
 
+def test_a_file_that_grows_under_a_read_has_no_hole() -> None:
+    unit = 32 << 10
+    with (
+        FakeNode(DATA[:unit], node="a") as a,
+        FakeNode(DATA[:unit], node="b") as b,
+        Client([], cluster=CLUSTER, token="") as client,
+    ):
+
+        def grow(header: dict[str, int], reply: bytes) -> bytes:
+            # Whenever its end is asked for, the file has just become longer.
+            if header["opcode"] != OPEN or not a.count(READ) or len(a.data) == 4 * unit:
+                return reply
+            for one in (a, b):
+                one.data.extend(DATA[len(one.data) : len(one.data) + unit // 2])
+            opened = {"handle": 1, "length": len(a.data), "sealed": 0, "grant": 0, "lost": False}
+            return a.reply(header, ext=opened)
+
+        a.twist = grow
+        columns = [a.layout()["columns"][0], b.layout()["columns"][0]]
+        file = client.open_layout(a.layout(stripe_unit=unit, width=2, columns=columns))
+        buffer = bytearray(6 * unit)
+        assert file.read_into(0, buffer) == 4 * unit
+        assert buffer[: 4 * unit] == DATA[: 4 * unit]
+
+
+@pytest.mark.parametrize("offset", [-1, 1 << 63, 1 << 70])
+def test_an_offset_that_no_file_has_is_refused_by_name(client: Client, node: FakeNode, offset: int) -> None:
+    file = client.open_layout(node.layout())
+    for call in (
+        lambda: file.read_into(offset, bytearray(1)),
+        lambda: file.write(offset, b"x"),
+        lambda: client.read("/file", offset),
+    ):
+        with pytest.raises(errors.Invalid, match="offset"):
+            call()
+
+
 def test_a_stale_layout_is_fetched_anew_once(node: FakeNode) -> None:
     fresh = node.layout(refresh=True)
     fresh["columns"] = [fresh["columns"][0] | {"epoch": 2}]

@@ -189,6 +189,18 @@ def _thread_names() -> Iterator[str]:
         yield (task / "comm").read_text()
 
 
+def test_a_loop_that_closes_meanwhile_is_no_concern_of_others(file: File, held: threading.Event) -> None:
+    request = file.submit_read(0, bytearray(10))
+    loop = asyncio.new_event_loop()
+    request._futures.append((loop, loop.create_future()))
+    loop.close()
+    # As seen by a thread that looked just before it closed.
+    loop.is_closed = lambda: False  # type: ignore[method-assign]
+    held.set()
+    assert request.wait(5) == 10
+    del loop.is_closed
+
+
 def test_a_closed_client_says_so(client: Client, file: File) -> None:
     request = file.submit_read(0, bytearray(10))
     client.close()

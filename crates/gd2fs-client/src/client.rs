@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -23,8 +24,10 @@ use crate::stop::Stopper;
 
 /// Requests admitted and not yet reaped: more is a caller that does not reap.
 pub const REQUESTS_MAX: usize = 65_536;
-/// Longest time that `close` waits, for everything together.
+/// Longest time that `close` waits for everything to end by itself.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// What is cut off then still runs to its next await, which a machine out of breath can delay: its memory is free only then.
+const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(10);
 const STREAMS_MAX: usize = 64;
 const IO_THREADS_MAX: usize = 64;
 
@@ -64,6 +67,10 @@ pub struct Client {
     requests: Arc<Requests>,
     completions: Arc<Completions>,
     runtime: Mutex<Option<Runtime>>,
+    /// Held by whoever closes: a second one must not return before the memory of all requests is free.
+    closing: Mutex<()>,
+    /// Threads of the runtime that have not ended.
+    threads: Arc<AtomicUsize>,
     /// Threads do not survive a fork: in a child nothing here works, and nothing may be joined.
     process: u32,
 }
@@ -111,12 +118,24 @@ impl Client {
             budget_units,
             stats: Arc::new(Stats::default()),
         };
-        let runtime = runtime(options.io_threads, "gd2fs-io").map_err(internal)?;
+        let threads = Arc::new(AtomicUsize::new(0));
+        let (begun, ended) = (threads.clone(), threads.clone());
+        let runtime = builder(options.io_threads, "gd2fs-io")
+            .on_thread_start(move || {
+                begun.fetch_add(1, Ordering::SeqCst);
+            })
+            .on_thread_stop(move || {
+                ended.fetch_sub(1, Ordering::SeqCst);
+            })
+            .build()
+            .map_err(internal)?;
         Ok(Client {
             shared: Arc::new(shared),
             requests: Arc::default(),
             completions: Arc::new(Completions::new().map_err(internal)?),
             runtime: Mutex::new(Some(runtime)),
+            closing: Mutex::default(),
+            threads,
             process: std::process::id(),
         })
     }
@@ -233,6 +252,7 @@ impl Client {
 
     /// Completes everything as CANCELLED, closes the connections and ends the threads; idempotent.
     pub fn close(&self) {
+        let _closing = self.closing.lock();
         let until = Instant::now() + CLOSE_TIMEOUT;
         let mut table = self.requests.table.lock();
         table.closed = true;
@@ -246,6 +266,12 @@ impl Client {
         runtime.shutdown_timeout(
             until.saturating_duration_since(Instant::now()).max(Duration::from_millis(100)),
         );
+        let cut_off = Instant::now() + CUT_OFF_TIMEOUT;
+        let runs =
+            || self.threads.load(Ordering::SeqCst) > 0 && !self.requests.table.lock().stoppers.is_empty();
+        while runs() && Instant::now() < cut_off {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         // With the threads gone nothing can touch memory: what had not ended by itself has ended now.
         let rest: Vec<u64> = self.requests.table.lock().stoppers.drain().map(|(number, _)| number).collect();
         for number in rest {
@@ -320,8 +346,10 @@ impl<T> Drop for Ticket<T> {
     }
 }
 
-pub(crate) fn runtime(threads: usize, name: &str) -> std::io::Result<Runtime> {
-    Builder::new_multi_thread().worker_threads(threads).thread_name(name).enable_all().build()
+pub(crate) fn builder(threads: usize, name: &str) -> Builder {
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(threads).thread_name(name).enable_all();
+    builder
 }
 
 pub(crate) fn closed() -> Failure {
@@ -339,4 +367,29 @@ fn is_absence(code: Code) -> bool {
             | Code::WrongNode
             | Code::ShuttingDown
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    #[test]
+    fn close_completes_nothing_that_is_still_running() {
+        let client = Client::new(&Options::default()).unwrap();
+        client.requests.table.lock().stoppers.insert(7, Arc::new(Stopper::new(Duration::from_secs(60))));
+        let running = Arc::new(AtomicBool::new(true));
+        let (step, (began, has_begun)) = (running.clone(), mpsc::channel());
+        client.handle().unwrap().spawn(async move {
+            began.send(()).unwrap();
+            // A thread that the machine lets wait in the middle of a copy.
+            std::thread::sleep(CLOSE_TIMEOUT + Duration::from_millis(500));
+            step.store(false, Ordering::SeqCst);
+        });
+        has_begun.recv().unwrap();
+        client.close();
+        assert!(!running.load(Ordering::SeqCst));
+        assert_eq!(client.completions.reap(9, Duration::ZERO)[0].request, 7);
+    }
 }

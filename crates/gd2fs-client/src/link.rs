@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use gd2fs_wire::code::{Code, Failure};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::connection::Connection;
 use crate::dial::Caller;
@@ -26,7 +26,7 @@ pub(crate) struct Link {
     node: Option<String>,
     addresses: RwLock<Vec<SocketAddr>>,
     slots: Vec<Slot>,
-    window: Semaphore,
+    window: Arc<Semaphore>,
     caller: Arc<Caller>,
     stats: Arc<Stats>,
 }
@@ -66,7 +66,7 @@ impl Link {
         let slots: Vec<Slot> = (0..streams * nics.len())
             .map(|index| Slot::new(index as u32, nics[index % nics.len()]))
             .collect();
-        let window = Semaphore::new(slots.len() * (WINDOW_BYTES / UNIT_BYTES) as usize);
+        let window = Arc::new(Semaphore::new(slots.len() * (WINDOW_BYTES / UNIT_BYTES) as usize));
         Link { node, addresses: RwLock::new(addresses), slots, window, caller, stats }
     }
 
@@ -78,9 +78,9 @@ impl Link {
     }
 
     /// Waits until `bytes` more may be under way to this node.
-    pub async fn admit(&self, bytes: u64, stop: &mut Stop) -> Result<SemaphorePermit<'_>, Trouble> {
+    pub async fn admit(&self, bytes: u64, stop: &mut Stop) -> Result<OwnedSemaphorePermit, Failure> {
         let units = bytes.div_ceil(UNIT_BYTES).clamp(1, WINDOW_BYTES / UNIT_BYTES) as u32;
-        let permit = stop.race(self.window.acquire_many(units)).await.map_err(Trouble::Stopped)?;
+        let permit = stop.race(self.window.clone().acquire_many_owned(units)).await?;
         Ok(permit.expect("the window is never closed"))
     }
 

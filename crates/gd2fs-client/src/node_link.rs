@@ -10,7 +10,7 @@ use gd2fs_wire::header::{CONTROL_BYTES_MAX, Header, Opcode};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
-use crate::client::{Ticket, closed, runtime};
+use crate::client::{Ticket, builder, closed};
 use crate::connection::Outgoing;
 use crate::dial::Caller;
 use crate::handles::deadline_ms;
@@ -46,7 +46,7 @@ impl NodeLink {
             caller: Arc::new(Caller::new(cluster, token).map_err(internal)?),
             links: Mutex::default(),
             timeout,
-            runtime: Mutex::new(Some(runtime(1, "gd2fs-link").map_err(internal)?)),
+            runtime: Mutex::new(Some(builder(1, "gd2fs-link").build().map_err(internal)?)),
             process: std::process::id(),
         })
     }

@@ -137,7 +137,6 @@ async fn attempt(
         Direction::Write => &column.replicas[0],
     };
     let link = shared.link(replica).map_err(Trouble::Refused)?;
-    let _window = link.admit(part.length, stop).await?;
     if direction == Direction::Write {
         link.settle(stop).await?;
     }

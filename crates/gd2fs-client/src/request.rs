@@ -50,6 +50,12 @@ pub(crate) struct Request {
     pub stopper: Arc<Stopper>,
 }
 
+/// What a part holds from before its first try to after its last.
+struct Admitted {
+    _window: OwnedSemaphorePermit,
+    _budget: OwnedSemaphorePermit,
+}
+
 impl Direction {
     pub(crate) fn counter(self, stats: &Stats) -> &AtomicU64 {
         match self {
@@ -101,21 +107,22 @@ impl Request {
     pub async fn run(self, shared: Arc<Shared>) -> Result<u64, Failure> {
         let layout = self.cell.current(self.direction);
         let parts: Vec<Part> = layout.parts(self.offset, self.memory.len() as u64).collect();
-        let mut moved = self.transfer_all(&shared, &parts).await?;
+        let mut moved = self.transfer_all(&shared, &layout, &parts).await?;
         if self.direction == Direction::Write {
             return Ok(moved.iter().sum());
         }
-        let Some(mut end) = first_short(&parts, &moved) else { return Ok(self.memory.len() as u64) };
-        if let Err(Failure { code: Code::Hole, .. }) =
-            self.check_end(&shared, &layout, &parts, &moved, end).await
-        {
-            // Perhaps the file grew while its parts were read. If it is still short at the same place, it is a hole.
-            moved = self.transfer_all(&shared, &parts).await?;
-            let Some(second) = first_short(&parts, &moved) else { return Ok(self.memory.len() as u64) };
-            end = second;
-            self.check_end(&shared, &layout, &parts, &moved, end).await?;
+        let mut checked = None;
+        while let Some(end) = first_short(&parts, &moved) {
+            match self.check_end(&shared, &layout, &parts, &moved, end).await {
+                Ok(()) => return Ok(end - self.offset),
+                // The file may have grown while its parts were read: only what is still short at the same place is a hole.
+                // Every other turn brought bytes, so their number is bounded, as their time is.
+                Err(Failure { code: Code::Hole, .. }) if checked != Some(end) => checked = Some(end),
+                Err(failure) => return Err(failure),
+            }
+            moved = self.transfer_all(&shared, &layout, &parts).await?;
         }
-        Ok(end - self.offset)
+        Ok(self.memory.len() as u64)
     }
 
     /// A read that ends at `end` is a success only if the file ends there too.
@@ -147,11 +154,16 @@ impl Request {
     }
 
     /// Bytes moved of each part. The first failure stops the others; it is returned when all have ended.
-    async fn transfer_all(&self, shared: &Arc<Shared>, parts: &[Part]) -> Result<Vec<u64>, Failure> {
+    async fn transfer_all(
+        &self,
+        shared: &Arc<Shared>,
+        layout: &Layout,
+        parts: &[Part],
+    ) -> Result<Vec<u64>, Failure> {
         let mut memories = self.memory.split(parts.iter().map(|part| part.length as usize));
         if let [part] = parts {
             // The common small request needs no task of its own.
-            let _budget = self.admit(shared, part.length).await?;
+            let _admitted = self.admit(shared, layout, part).await?;
             let stop = self.stopper.stop();
             return Ok(vec![
                 transfer(shared, &self.cell, self.direction, *part, memories.remove(0), stop).await?,
@@ -161,8 +173,8 @@ impl Request {
         let mut results: Vec<Result<u64, Failure>> = Vec::with_capacity(parts.len());
         for (index, (part, memory)) in parts.iter().copied().zip(memories).enumerate() {
             results.push(Ok(0));
-            let budget = match self.admit(shared, part.length).await {
-                Ok(budget) => budget,
+            let admitted = match self.admit(shared, layout, &part).await {
+                Ok(admitted) => admitted,
                 Err(failure) => {
                     results[index] = Err(failure);
                     break;
@@ -171,7 +183,7 @@ impl Request {
             let (shared, cell, direction) = (shared.clone(), self.cell.clone(), self.direction);
             let stopper = self.stopper.clone();
             running.spawn(async move {
-                let _budget = budget;
+                let _admitted = admitted;
                 let moved = transfer(&shared, &cell, direction, part, memory, stopper.stop()).await;
                 if moved.is_err() {
                     stopper.cancel();
@@ -194,11 +206,15 @@ impl Request {
         in_total(results)
     }
 
-    /// Waits for its share of the bytes that the whole client may have under way.
-    async fn admit(&self, shared: &Arc<Shared>, bytes: u64) -> Result<OwnedSemaphorePermit, Failure> {
-        let units = bytes.div_ceil(BUDGET_UNIT_BYTES).clamp(1, shared.budget_units) as u32;
-        let permit = self.stopper.stop().race(shared.budget.clone().acquire_many_owned(units)).await?;
-        Ok(permit.expect("the budget is never closed"))
+    /// Waits for its share of the bytes that may be under way: first of its node's, then of the whole client's, so that what
+    /// waits for a slow node holds nothing that transfers with other nodes need.
+    async fn admit(&self, shared: &Arc<Shared>, layout: &Layout, part: &Part) -> Result<Admitted, Failure> {
+        let link = shared.link(&layout.columns[part.column].replicas[0])?;
+        let mut stop = self.stopper.stop();
+        let window = link.admit(part.length, &mut stop).await?;
+        let units = part.length.div_ceil(BUDGET_UNIT_BYTES).clamp(1, shared.budget_units) as u32;
+        let budget = stop.race(shared.budget.clone().acquire_many_owned(units)).await?;
+        Ok(Admitted { _window: window, _budget: budget.expect("the budget is never closed") })
     }
 }
 

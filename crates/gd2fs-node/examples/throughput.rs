@@ -52,6 +52,7 @@ impl Peer {
             ranges: vec![],
             grant: 0,
             columns: vec![(1, 1)],
+            nodes: vec![vec!["bench".into()]],
             expiry: u64::MAX,
             bearer: false,
         });

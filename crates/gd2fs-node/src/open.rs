@@ -1,6 +1,8 @@
 //! OPEN and CLOSE: a capability becomes a handle of this connection.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use gd2fs_store::Column;
 use gd2fs_transport::Frame;
@@ -13,11 +15,41 @@ use crate::connection::{Connection, Reply, check_expiry};
 const HANDLES_MAX: usize = 65_536;
 /// More ranges than any plan has; it bounds a handle to 16 KiB.
 const RANGES_MAX: usize = 1024;
+/// What the handles of all connections together may take, so that opening alone can never exhaust a node's memory.
+const HANDLE_BYTES_MAX: usize = 256 << 20;
+/// A handle without its ranges, with its place in the table.
+const HANDLE_BYTES: usize = 512;
 
 /// An open column. Known to its connection only.
 pub(crate) struct Handle {
     pub column: Arc<Column>,
     pub capability: Capability,
+    _memory: HandleMemory,
+}
+
+/// A handle's share of `HANDLE_BYTES_MAX`, given back when it goes.
+struct HandleMemory {
+    taken: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl HandleMemory {
+    fn take(taken: &Arc<AtomicUsize>, ranges: usize) -> Result<HandleMemory, Failure> {
+        let bytes = HANDLE_BYTES + ranges * size_of::<(u64, i64)>();
+        let memory = HandleMemory { taken: taken.clone(), bytes };
+        if taken.fetch_add(bytes, Relaxed) + bytes > HANDLE_BYTES_MAX {
+            let message =
+                format!("the open handles of this node take {HANDLE_BYTES_MAX} bytes; try again later");
+            return Err(Failure::new(Code::Overloaded, message));
+        }
+        Ok(memory)
+    }
+}
+
+impl Drop for HandleMemory {
+    fn drop(&mut self) {
+        self.taken.fetch_sub(self.bytes, Relaxed);
+    }
 }
 
 impl Connection<'_> {
@@ -42,11 +74,19 @@ impl Connection<'_> {
             let message = format!("{HANDLES_MAX} handles are open on this connection; CLOSE some");
             return Err(Failure::new(Code::Overloaded, message));
         }
+        let node = &self.shared.config.node;
+        if !capability.places(ask.column, node) {
+            // Bytes on a node that control did not choose would belong to nobody and never be freed.
+            let message =
+                format!("column {} of file {} is not on node {node:?}", ask.column, capability.file);
+            return Err(Failure::new(Code::WrongNode, message));
+        }
+        let memory = HandleMemory::take(&self.shared.handle_bytes, capability.ranges.len())?;
         let (column, opened) = self.shared.store.open(&capability, ask.column)?;
-        // Only this column's was of interest; a handle stays small.
-        capability.columns = Vec::new();
+        // Only this column's were of interest; a handle stays small.
+        (capability.columns, capability.nodes) = (Vec::new(), Vec::new());
         let number = self.fresh_handle();
-        self.handles.insert(number, Arc::new(Handle { column, capability }));
+        self.handles.insert(number, Arc::new(Handle { column, capability, _memory: memory }));
         let reply = OpenReply {
             handle: number,
             length: opened.length,

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,8 @@ pub struct Shared {
     pub store: Store,
     pub stats: Stats,
     pub fences: Arc<Fences>,
+    /// Memory of the open handles of all connections.
+    pub handle_bytes: Arc<AtomicUsize>,
     /// Requests between their header and the end of their reply.
     running: watch::Sender<usize>,
     connections: Arc<Semaphore>,
@@ -48,6 +51,7 @@ impl Shared {
             store,
             stats: Stats::default(),
             fences: Arc::default(),
+            handle_bytes: Arc::default(),
             running: watch::channel(0).0,
             connections,
         }

@@ -12,6 +12,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
+use crate::exit::{self, Inside};
 use crate::{buffers, raise};
 
 /// Blocking calls look at signals this often, so that Ctrl-C works in all of them.
@@ -75,8 +76,9 @@ impl Client {
         body: Option<Vec<u8>>,
         timeout_ms: i64,
     ) -> PyResult<(u16, Vec<u8>)> {
+        let inside = exit::enter(py);
         let timeout = timeout(py, timeout_ms)?;
-        wait(py, self.live(py)?.control(method, path, body, timeout))
+        wait(py, &inside, self.live(py)?.control(method, path, body, timeout))
     }
 
     fn submit_read(
@@ -155,6 +157,7 @@ impl Client {
         timeout_ms: i64,
         into: Option<Bound<'py, PyList>>,
     ) -> PyResult<Bound<'py, PyList>> {
+        let inside = exit::enter(py);
         self.not_forked(py)?;
         let list = into.unwrap_or_else(|| PyList::empty(py));
         let until = if timeout_ms < 0 { None } else { Some(Instant::now() + timeout(py, timeout_ms)?) };
@@ -165,7 +168,7 @@ impl Client {
             let done = if left.is_zero() {
                 self.client.completions().reap(max, left)
             } else {
-                py.detach(|| self.client.completions().reap(max, left))
+                exit::detach(py, &inside, || self.client.completions().reap(max, left))
             };
             if !done.is_empty() {
                 self.hand_over(done, &list)?;
@@ -182,8 +185,9 @@ impl Client {
     }
 
     fn lengths(&self, py: Python<'_>, layouts: Vec<String>, timeout_ms: i64) -> PyResult<Vec<Option<u64>>> {
+        let inside = exit::enter(py);
         let timeout = timeout(py, timeout_ms)?;
-        wait(py, self.live(py)?.lengths(&layouts, timeout))
+        wait(py, &inside, self.live(py)?.lengths(&layouts, timeout))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -195,8 +199,9 @@ impl Client {
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let inside = exit::enter(py);
         self.not_forked(py)?;
-        py.detach(|| self.client.close());
+        exit::detach(py, &inside, || self.client.close());
         self.closed.store(true, Ordering::Release);
         Ok(())
     }
@@ -224,17 +229,21 @@ impl Client {
         held: buffers::Held,
         timeout_ms: i64,
     ) -> PyResult<u64> {
+        let _inside = exit::enter(py);
         let client = self.live(py)?;
         let timeout = timeout(py, timeout_ms)?;
         // Locked before the request exists, so that its completion can't be handed over before its buffers are noted.
         let mut table = self.held.lock();
         // SAFETY: the buffers are held until `hand_over`; for raw addresses that is the caller's promise.
         let request = unsafe { client.submit(direction, layout, offset, held.memory, timeout) };
-        let request = request.map_err(|failure| raise::failure(py, &failure))?;
-        if !held.buffers.is_empty() {
+        if let Ok(request) = request
+            && !held.buffers.is_empty()
+        {
             table.insert(request, held.buffers);
         }
-        Ok(request)
+        // Making an exception runs Python code, which may let another thread run that waits for this lock.
+        drop(table);
+        request.map_err(|failure| raise::failure(py, &failure))
     }
 
     fn hand_over(&self, done: Vec<Completion>, list: &Bound<'_, PyList>) -> PyResult<()> {
@@ -249,13 +258,18 @@ impl Client {
 }
 
 /// Waits for a result while signals are looked at.
-pub fn wait<T: Send + 'static>(py: Python<'_>, ticket: Result<Ticket<T>, Failure>) -> PyResult<T> {
-    finish(py, ticket)?.map_err(|failure| raise::failure(py, &failure))
+pub fn wait<T: Send + 'static>(
+    py: Python<'_>,
+    inside: &Inside,
+    ticket: Result<Ticket<T>, Failure>,
+) -> PyResult<T> {
+    finish(py, inside, ticket)?.map_err(|failure| raise::failure(py, &failure))
 }
 
 /// As `wait`, with a failure as a value; an Err here is a signal's exception.
 pub fn finish<T: Send + 'static>(
     py: Python<'_>,
+    inside: &Inside,
     ticket: Result<Ticket<T>, Failure>,
 ) -> PyResult<Result<T, Failure>> {
     let mut ticket = match ticket {
@@ -263,7 +277,7 @@ pub fn finish<T: Send + 'static>(
         Err(failure) => return Ok(Err(failure)),
     };
     loop {
-        match py.detach(|| ticket.wait(SLICE)) {
+        match exit::detach(py, inside, || ticket.wait(SLICE)) {
             Some(result) => return Ok(result),
             None => py.check_signals()?,
         }

@@ -2,6 +2,7 @@
 
 mod buffers;
 mod client;
+mod exit;
 mod node;
 mod node_link;
 mod raise;
@@ -13,6 +14,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     warn_when_slow(module.py())?;
+    exit::register(module)?;
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add("WIRE_VERSION", gd2fs_wire::header::VERSION)?;
     module.add_class::<client::Client>()?;

@@ -7,7 +7,7 @@ use gd2fs_node::{Config, StartError};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
-use crate::{client, raise};
+use crate::{client, exit, raise};
 
 /// `wait` looks at signals this often, so that Ctrl-C works in it.
 const SLICE: Duration = Duration::from_millis(50);
@@ -29,7 +29,8 @@ impl Node {
         let start = || -> Result<gd2fs_node::Node, StartError> {
             gd2fs_node::Node::start(Config::from_json(config_json)?)
         };
-        let node = py.detach(start).map_err(|error| raise::failure(py, &error.failure()))?;
+        let inside = exit::enter(py);
+        let node = exit::detach(py, &inside, start).map_err(|error| raise::failure(py, &error.failure()))?;
         Ok(Node {
             addresses: node.addresses(),
             last_stats: Mutex::default(),
@@ -44,16 +45,18 @@ impl Node {
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<String> {
+        let inside = exit::enter(py);
         Ok(match self.running(py)? {
-            Some(node) => py.detach(|| node.stats()),
+            Some(node) => exit::detach(py, &inside, || node.stats()),
             None => self.last_stats.lock().clone(),
         })
     }
 
     fn stop(&self, py: Python<'_>, grace_ms: i64) -> PyResult<()> {
+        let inside = exit::enter(py);
         let grace = client::timeout(py, grace_ms)?;
         let Some(node) = self.running(py)? else { return Ok(()) };
-        py.detach(|| {
+        exit::detach(py, &inside, || {
             node.stop(grace);
             *self.last_stats.lock() = node.stats();
             *self.running.lock() = None;
@@ -63,12 +66,13 @@ impl Node {
     }
 
     fn wait(&self, py: Python<'_>, timeout_ms: i64) -> PyResult<bool> {
+        let inside = exit::enter(py);
         let until = Instant::now() + client::timeout(py, timeout_ms)?;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             // Held for one slice only, so that a stopped node is really gone.
             let Some(node) = self.running(py)? else { return Ok(true) };
-            if py.detach(move || node.wait(left.min(SLICE))) {
+            if exit::detach(py, &inside, move || node.wait(left.min(SLICE))) {
                 return Ok(true);
             }
             if left.is_zero() {

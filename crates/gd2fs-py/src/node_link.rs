@@ -4,7 +4,7 @@ use gd2fs_wire::code::Code;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::{client, raise};
+use crate::{client, exit, raise};
 
 #[pyclass(frozen, module = "gd2fs._native")]
 pub struct NodeLink(gd2fs_client::NodeLink);
@@ -26,10 +26,11 @@ impl NodeLink {
         opcode: u8,
         payload: Vec<u8>,
     ) -> PyResult<(u32, u32, Bound<'py, PyBytes>)> {
+        let inside = exit::enter(py);
         if self.0.is_forked() {
             return Err(raise::forked(py));
         }
-        match client::finish(py, self.0.call(address, opcode, payload))? {
+        match client::finish(py, &inside, self.0.call(address, opcode, payload))? {
             Ok(answer) => Ok((0, answer.incarnation, PyBytes::new(py, &answer.json))),
             Err(failure) if failure.code == Code::Invalid => Err(raise::failure(py, &failure)),
             Err(failure) => Ok((failure.code as u32, 0, PyBytes::new(py, failure.message.as_bytes()))),

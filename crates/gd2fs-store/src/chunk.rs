@@ -13,6 +13,11 @@ use crate::arena::Arena;
 use crate::frame::Frame;
 use crate::runs::{Run, Runs};
 
+/// Runs that every chunk may have: 12 KiB of them.
+const RUNS_FREE: usize = 1024;
+/// And one more for each of these bytes of its frame; whole pieces need one for 32 KiB.
+const BYTES_PER_RUN_MIN: usize = 4096;
+
 pub(crate) struct Chunk {
     frame: Frame,
     runs: Runs,
@@ -43,6 +48,7 @@ impl Chunk {
 
     /// A frame into whose `[start, end)` a new write may be received: the chunk's own, or a private one.
     pub fn reserve(&mut self, arena: &Arc<Arena>, start: u32, end: u32) -> Result<Frame, Failure> {
+        self.check_runs(start, end)?;
         if self.runs.overlaps(start, end) {
             return arena.allocate(self.frame.capacity().max(end as usize));
         }
@@ -54,6 +60,18 @@ impl Chunk {
         }
         self.held.push((start, end));
         Ok(self.frame.clone())
+    }
+
+    /// Runs live beside the arena: so that they stay small against the frame that pays for them, a chunk in too many separate
+    /// pieces takes only writes that touch one of them until they have grown together.
+    fn check_runs(&self, start: u32, end: u32) -> Result<(), Failure> {
+        let most = RUNS_FREE + self.frame.capacity().max(end as usize) / BYTES_PER_RUN_MIN;
+        if self.runs.count() >= most && !self.runs.overlaps(start.saturating_sub(1), end + 1) {
+            let message =
+                format!("this stripe unit is in {most} separate pieces already; write contiguous ranges");
+            return Err(Failure::new(Code::NoSpace, message));
+        }
+        Ok(())
     }
 
     /// A write that `reserve` admitted to `frame` ended without being published.

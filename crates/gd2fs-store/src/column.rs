@@ -1,6 +1,7 @@
 //! The share of a file that lives on this node, and the rules under which it changes.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use gd2fs_wire::capability::{Capability, Right, format_file_id};
@@ -99,10 +100,8 @@ impl Column {
         self.check_writable(&state, epoch, grant, offset)?;
         let arena = &self.shared.arena;
         let chunk = match state.chunks.entry(place.chunk) {
-            std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::btree_map::Entry::Vacant(entry) => {
-                entry.insert(Chunk::new(arena.allocate(place.end as usize)?))
-            }
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Chunk::new(arena.allocate(place.end as usize)?)),
         };
         let frame = chunk.reserve(arena, place.start, place.end)?;
         drop(state);
@@ -126,8 +125,17 @@ impl Column {
                 "a newer connection of this client has taken over; this late write changes nothing",
             ));
         }
-        let chunk = state.chunks.entry(index).or_insert_with(|| Chunk::new(ticket.frame.clone()));
-        chunk.publish(&self.shared.arena, &ticket.frame, start, end, sums).map_err(|f| self.explain(f))?;
+        let arena = &self.shared.arena;
+        let chunk = match state.chunks.entry(index) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            // The chunk went when the writer it had grown for gave up. Other writers may still receive into the frame from
+            // before, and the new chunk knows nothing of them: only a frame without them may become its own.
+            Entry::Vacant(entry) if ticket.frame.is_exclusive() => {
+                entry.insert(Chunk::new(ticket.frame.clone()))
+            }
+            Entry::Vacant(entry) => entry.insert(Chunk::new(arena.allocate(ticket.frame.capacity())?)),
+        };
+        chunk.publish(arena, &ticket.frame, start, end, sums).map_err(|f| self.explain(f))?;
         ticket.published = true;
         Ok(())
     }

@@ -21,6 +21,10 @@ impl Runs {
         self.0.is_empty()
     }
 
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = &Run> {
         self.0.iter()
     }

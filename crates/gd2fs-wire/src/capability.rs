@@ -53,6 +53,8 @@ pub struct Capability {
     pub grant: u64,
     /// (epoch, born) of each column; born is the node's incarnation when the column was placed on it.
     pub columns: Vec<(u32, u32)>,
+    /// The nodes that hold each column, in the order of its replicas: nobody else serves it.
+    pub nodes: Vec<Vec<String>>,
     pub expiry: u64,
     /// The holder counts, not its tenant: the capability travelled with a request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -86,6 +88,11 @@ impl Capability {
             return refuse("outside the ranges of the capability");
         }
         Ok(())
+    }
+
+    /// Whether `node` is one of those that hold `column`.
+    pub fn places(&self, column: u32, node: &str) -> bool {
+        self.nodes.get(column as usize).is_some_and(|replicas| replicas.iter().any(|replica| replica == node))
     }
 
     pub fn file_id(&self) -> Result<u128, Failure> {

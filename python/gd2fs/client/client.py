@@ -19,7 +19,7 @@ from gd2fs import _native, errors
 from gd2fs.client import transfer
 from gd2fs.client.completions import Completions
 from gd2fs.client.control import Control
-from gd2fs.client.files import File, milliseconds
+from gd2fs.client.files import File, milliseconds, position
 from gd2fs.client.namespace import FileInfo, Namespace
 from gd2fs.client.sessions import Sessions
 
@@ -155,6 +155,9 @@ class Client:
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """At most ``length`` bytes from byte ``offset`` on, or all to the end of the file."""
+        position(offset)
+        if length is not None and length < 0:
+            raise errors.Invalid(f"length: {length} is below 0")
         if length is None or length > READ_UNASKED_BYTES_MAX:
             there = self.stat(path).length
             if there is None:

@@ -77,8 +77,8 @@ class Request:
         """Idempotent: an exception in the middle of handing out makes it run again."""
         self._outcome = (code, moved, message)
         for loop, future in self._futures:
-            # The loop may be closed already; then nobody waits there.
-            if not loop.is_closed():
+            # The loop may be closed, even between two steps here; then nobody waits there.
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_wake, future)
 
 

@@ -22,6 +22,13 @@ def milliseconds(timeout_s: float) -> int:
     return max(1, int(min(timeout_s, TIMEOUT_S_MAX) * 1000))
 
 
+def position(offset: int) -> int:
+    """A byte offset for native calls. Raises Invalid for one that no file has."""
+    if not 0 <= offset < 1 << 63:
+        raise errors.Invalid(f"offset: {offset} is not in 0..2^63-1")
+    return offset
+
+
 class File:
     """Made by `Client.open_layout`. Methods may be called from any thread and event loop.
 
@@ -51,7 +58,7 @@ class File:
         """
         objects, limit = as_list(buffers), self._limit(timeout_s)
         return self._completions.submit(
-            lambda: self._native.submit_read(self._layout, offset, objects, limit)
+            lambda: self._native.submit_read(self._layout, position(offset), objects, limit)
         )
 
     def submit_write(self, offset: int, buffers: Any, *, timeout_s: float | None = None) -> Request:
@@ -59,7 +66,7 @@ class File:
         request is done."""
         objects, limit = as_list(buffers), self._limit(timeout_s)
         return self._completions.submit(
-            lambda: self._native.submit_write(self._layout, offset, objects, limit)
+            lambda: self._native.submit_write(self._layout, position(offset), objects, limit)
         )
 
     def submit_read_at(
@@ -71,7 +78,7 @@ class File:
         """
         limit = self._limit(timeout_s)
         return self._completions.submit(
-            lambda: self._native.submit_read_at(self._layout, offset, addresses, lengths, limit)
+            lambda: self._native.submit_read_at(self._layout, position(offset), addresses, lengths, limit)
         )
 
     def submit_write_at(
@@ -80,7 +87,7 @@ class File:
         """As `submit_write`, from fragments given as in `submit_read_at`."""
         limit = self._limit(timeout_s)
         return self._completions.submit(
-            lambda: self._native.submit_write_at(self._layout, offset, addresses, lengths, limit)
+            lambda: self._native.submit_write_at(self._layout, position(offset), addresses, lengths, limit)
         )
 
     def read_into(self, offset: int, buffers: Any, *, timeout_s: float | None = None) -> int:

@@ -27,6 +27,9 @@ Progress = Callable[[int, int], Any] | bool | None
 def upload(client: Client, local: str | os.PathLike[str], path: str, progress: Progress) -> None:
     """Copies a local file to ``path``. What was there stays until the copy is complete, and is then
     replaced."""
+    with suppress(errors.NotFound):
+        if client.stat(path).is_dir:
+            raise errors.IsADirectory(f"{path} is a directory; upload to a path inside it")
     partial = f"{path}.upload-{secrets.token_hex(4)}"
     with open(local, "rb") as source, _reported(progress, f"put {path}") as report:
         total = os.fstat(source.fileno()).st_size
@@ -90,7 +93,7 @@ def _receive(file: File, sink: int, total: int, report: Callable[[int, int], Any
         request, buffer = under_way[0]
         if request.wait() != len(buffer):
             raise errors.Hole(f"{file.path}: became shorter while it was read, at byte {done}")
-        os.pwrite(sink, buffer, done)
+        _store(sink, buffer, done)
         under_way.popleft()
         done += len(buffer)
         report(done, total)
@@ -105,6 +108,14 @@ def _receive(file: File, sink: int, total: int, report: Callable[[int, int], Any
             land()
     finally:
         _give_up(under_way)
+
+
+def _store(sink: int, buffer: memoryview, offset: int) -> None:
+    """Writes all of it: a disk that becomes full takes a part without an error, and refuses only the next
+    one."""
+    while len(buffer):
+        stored = os.pwrite(sink, buffer, offset)
+        buffer, offset = buffer[stored:], offset + stored
 
 
 def _pieces(total: int) -> Iterator[tuple[int, int]]:

@@ -38,6 +38,7 @@ def layout(
         ranges=ranges,
         grant=grant,
         columns=[(column.epoch, column.born) for column in view.columns],
+        nodes=[[column.node] for column in view.columns],
         expiry=expires_at,
         bearer=travels,
     )

@@ -209,3 +209,41 @@ fn pipelined_requests_are_answered_in_order() {
         assert_eq!(peer.answer().payload, [i; 10]);
     }
 }
+
+#[test]
+fn a_column_opens_only_on_the_nodes_that_control_chose() {
+    let bench = Bench::start();
+    let mut peer = Peer::greeted(&bench.node, &hello("t", Role::Client));
+    for nodes in [vec![], vec![vec![]], vec![vec!["n2".into()]], vec![vec!["n2".into()], vec!["n1".into()]]] {
+        let elsewhere = Capability { nodes, ..capability() };
+        assert_eq!(peer.try_open(&elsewhere).code(), Code::WrongNode);
+    }
+    assert_eq!(bench.stats()["files"], 0);
+    peer.open(&Capability { nodes: vec![vec!["n2".into(), "n1".into()]], ..capability() });
+}
+
+#[test]
+fn handles_of_a_whole_node_are_bounded() {
+    let bench = Bench::start();
+    let many = Capability { ranges: vec![(0, 1); 1024], ..capability() };
+    let text = keys().sign(&many);
+    let mut peer = Peer::greeted(&bench.node, &hello("t", Role::Client));
+    let mut opened = Vec::new();
+    let refused = loop {
+        let answer = peer.open_text(text.clone());
+        if answer.code() != Code::Ok {
+            break answer.code();
+        }
+        opened.push(answer.header.handle);
+        assert!(opened.len() < 20_000, "nothing bounds them");
+    };
+    assert_eq!(refused, Code::Overloaded);
+    assert_eq!(opened.len(), (256 << 20) / (512 + 1024 * 16));
+    drop(peer);
+    // What a connection held is given back with it.
+    let mut peer = Peer::greeted(&bench.node, &hello("t", Role::Client));
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while peer.open_text(text.clone()).code() != Code::Ok {
+        assert!(std::time::Instant::now() < deadline, "the handles of a closed connection stay");
+    }
+}

@@ -100,6 +100,7 @@ pub fn capability() -> Capability {
         ranges: vec![],
         grant: 0,
         columns: vec![(1, 1)],
+        nodes: vec![vec!["n1".into()]],
         expiry: in_seconds(3600),
         bearer: false,
     }

@@ -55,6 +55,7 @@ pub fn capability(grant: u64, epoch: u32, born: u32) -> Capability {
         ranges: vec![],
         grant,
         columns: vec![(epoch, born)],
+        nodes: vec![vec!["n1".into()]],
         expiry: 0,
         bearer: false,
     }

@@ -166,3 +166,39 @@ fn publish(model: &mut [Option<u8>], ticket: gd2fs_store::WriteTicket, offset: u
     let range = &mut model[offset as usize..offset as usize + bytes.len()];
     range.iter_mut().zip(bytes).for_each(|(cell, byte)| *cell = Some(*byte));
 }
+
+#[test]
+fn a_range_that_is_being_received_is_given_to_nobody_else() {
+    let bench = Bench::new(64 << 20);
+    let column = bench.open(0);
+    let begin = |offset, length| column.begin_write(1, 0, offset, length).unwrap();
+    let publish = |ticket: gd2fs_store::WriteTicket, offset, bytes: &[u8]| {
+        // SAFETY: nothing is received any more.
+        unsafe { ticket.publish(Some(&sums::piece_sums(offset, bytes)), || false) }.unwrap();
+    };
+    // Two writers share the first frame, a third makes the chunk grow and gives up; its chunk goes with it.
+    let (first, slow) = (begin(0, 1000), begin(1000, 1000));
+    drop(begin(100_000, 1000));
+    fill(&first, &pattern(1000, 1));
+    publish(first, 0, &pattern(1000, 1));
+    let quick = begin(1000, 1000);
+    assert_ne!(quick.target().0, slow.target().0);
+    fill(&quick, &pattern(1000, 2));
+    publish(quick, 1000, &pattern(1000, 2));
+    fill(&slow, &pattern(1000, 3));
+    assert_eq!(read(&column, 1000, 1000).unwrap(), pattern(1000, 2));
+    publish(slow, 1000, &pattern(1000, 3));
+    assert_eq!(read(&column, 0, 2000).unwrap(), [pattern(1000, 1), pattern(1000, 3)].concat());
+}
+
+#[test]
+fn scattered_bytes_cannot_take_more_memory_than_they_pay_for() {
+    let bench = Bench::new(64 << 20);
+    let column = bench.open(0);
+    let refused = (0..16_384).find(|i| write(&column, 0, i * 2, b"x").is_err()).expect("a limit");
+    assert_eq!(code(write(&column, 0, refused * 2, b"x")), Code::NoSpace);
+    assert_eq!(refused, 1024 + 8, "one frame of 32 KiB");
+    write(&column, 0, 1, b"y").expect("what joins two pieces is welcome");
+    assert_eq!(read(&column, 0, 3).unwrap(), b"xyx");
+    write(&column, 0, refused * 2, b"x").expect("and makes room");
+}
