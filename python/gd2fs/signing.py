@@ -58,8 +58,8 @@ class Capability:
     """What the holder may do with one file.
 
     `ranges` are bytes `[start, end)`, end -1 is open, none at all means everything. `columns` holds (epoch,
-    born) of each column, `nodes` the names of the nodes that hold it. A `bearer` capability counts for whoever presents it, whatever its tenant: it
-    travelled with a request.
+    born) of each column, `nodes` the names of the nodes that hold it. A `bearer` capability counts for
+    whoever presents it, whatever its tenant: it travelled with a request.
     """
 
     tenant: str

@@ -314,7 +314,7 @@ def test_racing_turns_store_exactly_one_winner_a_version(api: ControlApi) -> Non
                     with lock:  # the fake nodes are not made for threads
                         body = api.write(plan, [*prompt, 7])
                     api.commit(body)
-                except (errors.Conflict, errors.StaleWriter):
+                except (errors.Conflict, errors.PlanSuperseded, errors.StaleWriter):
                     continue
                 with lock:
                     won[0] += 1

@@ -228,6 +228,10 @@ REFUSED = [
     (COMPLETIONS, {"prompt": [5] * 8193}, "context"),
     (COMPLETIONS, {"prompt": "a", "kv_transfer_params": {"prompt_token_ids": "x"}}, "token ids"),
     ("/detokenize", {"tokens": [70_000]}, "tokens"),
+    # Half an emoji, as clients send that cut text at a length.
+    (CHAT, {"messages": [{"role": "user", "content": "cut \ud83d"}]}, "messages: holds half a surrogate"),
+    (COMPLETIONS, {"prompt": "cut \ud83d"}, "prompt: holds half a surrogate"),
+    (COMPLETIONS, {"prompt": "7" * 700_000}, "prompt: 700000 bytes of text can't fit"),
 ]
 
 
@@ -237,6 +241,13 @@ def test_what_is_wrong_or_not_built_is_refused_by_name(
 ) -> None:
     error = engine.post(path, body, status=400)["error"]
     assert named in error["message"] and error["type"] == "invalid_request_error"
+
+
+def test_what_is_no_json_and_what_is_no_path_is_refused_in_the_same_form(engine: ServedEngine) -> None:
+    for path, data, status in ((CHAT, b"[" * 100_000, 400), ("/v1/nothing", b"{}", 404)):
+        answer, body = engine.send(path, data)
+        error = json.loads(body)["error"]
+        assert answer.status == error["code"] == status and path in error["message"]
 
 
 def test_nulls_mean_defaults(engine: ServedEngine) -> None:
@@ -429,7 +440,17 @@ def test_a_storage_failure_is_a_recomputation_with_the_same_answer(
 
 
 @pytest.mark.parametrize(
-    "params", [17, [], {"stored_kvcache": 5}, {"plan": {"token": 5}, "fresh_kvcache": []}, {"id": 1}]
+    "params",
+    [
+        17,
+        [],
+        {"stored_kvcache": 5},
+        {"plan": {"token": 5}, "fresh_kvcache": []},
+        {"id": 1},
+        {"id": "\ud800"},
+        {"id": "x", "other": float("nan")},
+        {"id": "x", "other": ["\ud800"]},
+    ],
 )
 def test_malformed_metadata_never_fails_an_answer(engine: ServedEngine, params: Any) -> None:
     answer = greedy(engine, [1, 2, 3], params, count=1)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from gd2fs.cli.processes import Processes
 from tests.e2e.test_turns import Stack, first_turn, report_of, same_answer
-from tests.fleet import fleet
+from tests.fleet import READY_S, fleet, post
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -67,3 +68,18 @@ def test_control_killed_between_plan_and_commit(tmp_path: Path) -> None:
             time.sleep(0.1)
         assert stack.stored(session)["tokens"] == len(prompt) + len(report["token_ids"]) - 1
         stack.client.close()
+
+
+def test_an_engine_starts_and_answers_while_control_is_away(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        nowhere = ["--control", "gd2fs://127.0.0.1:1"]
+        child = processes.start("engine", ["engine", "--listen", "127.0.0.1:0", *nowhere])
+        url = processes.wait_ready(child, READY_S)["url"]
+        stored = {"token_start": 0, "token_length": 1, "kv_uri": "gd2fs://local/x.kv", "kv_start": 0}
+        body = {
+            "prompt": [1, 2, 3],
+            "max_tokens": 1,
+            "kv_transfer_params": {"stored_kvcache": [stored]},
+        }
+        answer = post(url + "/v1/completions", body)
+        assert report_of(answer)["miss"] == "unavailable" and answer["usage"]["completion_tokens"] == 1

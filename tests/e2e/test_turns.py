@@ -270,3 +270,32 @@ def test_delete_frees_the_bytes_on_the_nodes(stack: Stack) -> None:
     eventually(lambda: used() == 0, 10, "freeing all bytes")
     with pytest.raises(FileNotFoundError):
         stack.stored(session)
+
+
+def test_one_plan_on_two_engines_never_mixes_their_kv(stack: Stack) -> None:
+    """A proxy that repeats a request runs it twice under one grant; sampling makes the answers differ."""
+    session, ids = stack.session(), stack.ids(TEXT)
+    plan = stack.plan(session, ids, "repeated", max_tokens=24)
+    answers: dict[int, dict[str, Any]] = {}
+
+    def run(engine: int) -> None:
+        body = stack.body(ids, plan["kv_transfer"], 24) | {
+            "temperature": 1.5,
+            "seed": engine,
+            "ignore_eos": True,
+        }
+        answers[engine] = post(stack.engines[engine] + "/v1/completions", body)
+
+    threads = [threading.Thread(target=run, args=(engine,), daemon=True) for engine in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    sampled = [report_of(answers[engine])["token_ids"] for engine in (0, 1)]
+    assert sampled[0] != sampled[1], "the two answers should differ, else this shows nothing"
+    stored = stack.client.control("GET", f"/v1/kv/sessions/{session}/tokens")["token_ids"]
+    assert any(stored == (ids + ours)[: len(stored)] for ours in sampled)
+    prompt = [*stored, 198] if len(stored) > len(ids) else [*ids, 198]
+    following = stack.plan(session, prompt, "following")
+    assert following["cached_tokens"] == len(stored)
+    same_answer(stack.turn(0, prompt, following), stack.turn(1, prompt, None))

@@ -117,6 +117,7 @@ def test_files_through_the_command_line(up: Up, tmp_path: Path) -> None:
     assert up.run("cat", "/notes/deep/a.bin").stdout == data
     part = up.json("cat", "/notes/deep/a.bin", "--offset", "1000", "--length", "10")
     assert base64.b64decode(part["data_base64"]) == data[1000:1010]
+    assert up.json("cat", "/notes/deep/a.bin", "--length", "0")["data_base64"] == ""
     assert up.json("get", "/notes/deep/a.bin", "b.bin")["length"] == len(data)
     assert (tmp_path / "b.bin").read_bytes() == data
 
@@ -161,6 +162,7 @@ def test_a_node_that_dies_ends_the_whole_and_is_named(up: Up) -> None:
     os.kill(victim, signal.SIGKILL)
     assert up.popen.wait(WAIT_S) == 1
     assert up.popen.stderr is not None and "node-2" in up.popen.stderr.read().splitlines()[-1]
+    assert up.popen.stdout is not None and up.popen.stdout.read() == "", "one JSON object, printed before"
     all_end(up.pids())
 
 
@@ -177,3 +179,19 @@ def test_a_cluster_with_keys_lets_nobody_in_without_a_token(tmp_path: Path) -> N
         assert cluster.json("put", "x", "/x")["length"] == 1000
     finally:
         assert cluster.end(signal.SIGINT) == 0
+
+
+def test_an_interrupted_start_is_a_failure_and_leaves_nothing(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    command = [sys.executable, "-m", "gd2fs.cli", "up", "--json", "--port", "0", "--data-dir", str(data)]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + WAIT_S
+    while not (data / "control.log").exists():  # control was started and is not ready yet
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130 and json.loads(stdout)["error"]["name"] == "INTERRUPTED"
+    assert stderr.splitlines()[-1] == "gd2fs: interrupted"

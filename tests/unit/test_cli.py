@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from gd2fs.cli.probes import examine
+from gd2fs.cli.run import UP_DIRECTORY
 from gd2fs.signing import Keys, Token
 
 # Nothing listens there: port 1 is reserved and needs root.
@@ -221,3 +222,7 @@ def test_the_gateway_starts_while_control_is_away(tmp_path: Path) -> None:
     finally:
         gateway.kill()
         gateway.wait()
+
+
+def test_up_keeps_its_state_in_one_plain_directory() -> None:
+    assert str(UP_DIRECTORY) == "gd2fs-data"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,7 @@ def test_short_environment_names_win_over_general_ones() -> None:
         ({"GD2FS_NODE_LISTEN": "rdma://10.0.0.1"}, "node.listen"),
         ({"GD2FS_NODE_LISTEN": "tcp://0.0.0.0:7528"}, "node.advertise"),
         ({"GD2FS_CONTROL_PLAN_TTL_S": "0"}, "control.plan_ttl_s"),
+        ({"GD2FS_CONTROL_PLAN_TTL_S": "3601"}, "control.plan_ttl_s"),
         ({"GD2FS_GATEWAY_ENGINES": "127.0.0.1:8100"}, "gateway.engines"),
         ({"GD2FS_CLUSTER_ID": "a/b"}, "cluster.id"),
     ],
@@ -67,6 +70,13 @@ def test_what_is_wrong_is_named(environ: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(environ=environ)
     assert named in str(caught.value)
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "g.toml"
+    file.write_bytes(b"\xff\xfe[node]")
+    with pytest.raises(ConfigError, match=r"g\.toml is not TOML"):
+        load(environ={}, file=file)
 
 
 def test_unknown_names_in_a_file_are_all_named(tmp_path: Path) -> None:
@@ -171,3 +181,16 @@ def test_servers_answer_without_waiting_for_acknowledgements() -> None:
                 return await asyncio.wait_for(seen, 5)
 
     assert asyncio.run(accepted()) == 1
+
+
+def test_servers_may_open_as_many_files_as_the_machine_allows() -> None:
+    script = (
+        "import resource; from gd2fs.config.serving import allow_many_files;"
+        "most = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, most)); allow_many_files();"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.strip() == "True"

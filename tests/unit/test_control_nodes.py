@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gd2fs import errors
-from gd2fs.control import nodes, schema
+from gd2fs.control import nodes, requests, schema
 from gd2fs.control.placement import Candidate, place
 from gd2fs.signing import Keys
 from tests.control_api import BYTES_PER_TOKEN, ControlApi, control
@@ -185,3 +185,20 @@ def test_the_worker_frees_by_itself(tmp_path: Path) -> None:
                 return
             api.service.reclaimer._stop.wait(0.02)
         raise AssertionError("the worker freed nothing within 4 s")
+
+
+@pytest.mark.parametrize("value", ["NaN", '"\\ud800"', '"' + "x" * requests.STATS_BYTES_MAX + '"'])
+def test_counters_that_nobody_could_be_shown_are_refused(api: ControlApi, value: str) -> None:
+    api.start_node("a")
+    body = '{"incarnation":1,"addresses":["tcp://a:1"],"used_bytes":0,"capacity_bytes":9,"stats":{"x":%s}}'
+    headers = {"content-type": "application/json"}
+    answer = api.client.post("/v1/nodes/a/heartbeat", content=body % value, headers=headers)
+    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("stats")
+    assert _states(api) == {"a": "alive"}
+
+
+def test_whatever_stands_in_a_methods_place_is_one_series(api: ControlApi) -> None:
+    for number in range(3):
+        api.client.request(f"WORD{number}", "/health")
+    text = api.client.get("/metrics").text
+    assert 'method="other"' in text and "WORD" not in text

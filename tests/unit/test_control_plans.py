@@ -170,13 +170,13 @@ def test_a_retry_takes_the_grant_over_and_the_old_commit_is_refused(api: Control
     assert _fresh(new) == _fresh(old), "the same place, under a higher grant"
     layouts = [plan["kv_transfer"]["plan"]["layouts"][_fresh(plan)["kv_uri"]] for plan in (old, new)]
     assert layouts[1]["grant"] == layouts[0]["grant"] + 1
-    with pytest.raises(errors.StaleWriter):
+    with pytest.raises(errors.PlanSuperseded):
         api.commit(paused)
     body = api.write(new, [*prompt, 61, 62])
     with pytest.raises(errors.StaleWriter):
         api.nodes.write(layouts[0], _fresh(old)["kv_start"], 1)
     assert api.commit(body)["version"] == 2
-    with pytest.raises(errors.StaleWriter):
+    with pytest.raises(errors.PlanSuperseded):
         api.commit(paused)
     assert api.call("GET", f"/v1/kv/sessions/{session}/tokens")["token_ids"] == [*prompt, 61, 62]
 
@@ -188,7 +188,7 @@ def test_a_takeover_while_the_old_plan_seals_stores_only_one(api: ControlApi) ->
     body = api.write(api.plan(session, prompt, "r2"), prompt)
     taken: list[dict[str, Any]] = []
     api.nodes.before_seal = lambda: taken or taken.append(api.plan(session, prompt, "r2"))
-    with pytest.raises(errors.StaleWriter):
+    with pytest.raises(errors.PlanSuperseded):
         api.commit(body)
     # The seal happened on the node: the retry must not write below it, and does not.
     assert _fresh(taken[0])["kv_uri"].endswith("/2.kv")
@@ -411,7 +411,7 @@ def test_plans_are_bounded_and_end_with_abort(api: ControlApi) -> None:
         assert api.call("POST", "/v1/kv/abort", body) == {"session": session, "aborted": True}
     assert api.call("POST", "/v1/kv/abort", body) == {"session": session, "aborted": False}
     assert api.get(session)["control_rows"] == {"segments": 0, "plans": 0, "files": 0, "chain": 0}
-    with pytest.raises(errors.StaleWriter):
+    with pytest.raises(errors.PlanSuperseded):
         api.commit(
             {
                 "plan_token": plans[0]["kv_transfer"]["plan"]["token"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from gd2fs import errors
 from gd2fs.connectors import load as loading
 from gd2fs.connectors import save as saving
-from gd2fs.connectors.commit import Committer
+from gd2fs.connectors.commit import INLINE_S, Committer
 from gd2fs.connectors.load import PIECE_BYTES, Pace
 from gd2fs.connectors.reference import ReferenceConnector, RequestKv
 from gd2fs.kv import KvFormat
@@ -438,7 +438,14 @@ def test_what_the_identity_does_not_cover_runs_without_stored_kv(
 
 
 @pytest.mark.parametrize(
-    "error", [errors.StaleWriter("x"), errors.Conflict("x"), errors.Lost("x"), errors.PlanExpired("x")]
+    "error",
+    [
+        errors.StaleWriter("x"),
+        errors.PlanSuperseded("x"),
+        errors.Conflict("x"),
+        errors.Lost("x"),
+        errors.PlanExpired("x"),
+    ],
 )
 def test_a_refused_commit_is_reported_and_not_tried_again(
     storage: MemoryStorage,
@@ -446,8 +453,10 @@ def test_a_refused_commit_is_reported_and_not_tried_again(
     error: errors.Gd2fsError,
 ) -> None:
     storage.control_errors = [error]
-    kv, answer, _ = serve(connector, storage.plan(Model, []), [1, 2, 3])
+    plan = storage.plan(Model, [])
+    kv, answer, _ = serve(connector, plan, [1, 2, 3])
     assert answer is not None
+    until(lambda: storage.aborts == [plan["plan"]["token"]], "the plan is ended, so that its grant is free")
     assert not kv.report.committed and error.name in (kv.report.commit_error or "")
     assert answer["fresh_kvcache"] == [] and not storage.commits
 
@@ -467,6 +476,40 @@ def test_an_absent_control_is_tried_again_at_once_and_then_in_the_background(
     assert answer is not None and answer["fresh_kvcache"][0]["token_length"] == 3
     until(lambda: len(storage.commits) == 2, "the commit arrives behind the answer")
     assert connector.committer.committed_late == 1
+
+
+def test_the_end_of_a_request_waits_for_control_no_longer_than_it_says(storage: MemoryStorage) -> None:
+    class Hanging:
+        limits: ClassVar[list[float]] = []
+
+        def open_layout(self, layout: dict[str, Any]) -> Any:
+            raise AssertionError("not of interest")
+
+        def control(
+            self, method: str, path: str, body: Any = None, timeout_s: float | None = None
+        ) -> dict[str, Any]:
+            assert timeout_s is not None
+            self.limits.append(timeout_s)
+            time.sleep(timeout_s)
+            raise errors.Timeout("control hangs")
+
+    committer = Committer()
+    started = time.monotonic()
+    assert committer.commit(Hanging(), {}).pending
+    assert time.monotonic() - started < INLINE_S + 0.5 and max(Hanging.limits[:1]) <= INLINE_S
+    committer.close(0.0)
+
+
+def test_ids_are_read_no_further_than_the_prompt(
+    storage: MemoryStorage, connector: ReferenceConnector
+) -> None:
+    """Metadata may claim any number of stored tokens; it costs no memory."""
+    ids, stored = turn(storage, connector)
+    claimed = [{**stored[0], "token_length": 2**40, "kv_length": 2**40 * TOKEN_BYTES}]
+    kv = connector.begin(storage.plan(Model, claimed), [*ids[:200], 7])
+    assert kv.verify() == 200
+    kv.finish()
+    assert max(length for way, _, _, length in storage.log if way == "read") == 201 * 4
 
 
 def test_the_queue_of_late_commits_has_an_end(

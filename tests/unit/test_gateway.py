@@ -107,6 +107,11 @@ class FakeEngine:
             yield event([{"delta": {"content": "h"}}])
             while not self.release.is_set():
                 await asyncio.sleep(0.01)
+            if self.broken == "dies":
+                raise RuntimeError("the fake engine dies here on purpose")
+            if self.broken == "says so":
+                yield b'data: {"error":{"message":"out of memory"}}\n\n'
+                return
             yield event([{"delta": {"content": "i"}, "finish_reason": "stop"}])
             yield event([], usage=usage)
             yield b"data: [DONE]\n\n"
@@ -236,6 +241,7 @@ def test_a_new_session_is_made_and_returned(world: World) -> None:
         "kv_identity": "id",
         "kv_format": {"name": "token", "bytes_per_token": 8, "granule": 1},
         "model": "fake",
+        "ttl_s": 86_400,
     }
 
 
@@ -369,6 +375,23 @@ def test_streaming_passes_tokens_on_as_they_come(world: World) -> None:
     eventually(lambda: world.admission().active == 0)
 
 
+def test_an_engine_that_dies_in_the_middle_is_said_and_its_plan_ends(world: World) -> None:
+    for engine in world.engines:
+        engine.broken = "dies"
+    *tokens, error = stream_events(world.chat(stream=True).text)
+    assert error["error"]["type"] == "engine_failed" and tokens
+    eventually(lambda: [path for _, path, _ in world.control.calls].count("/v1/kv/abort") == 1)
+    eventually(lambda: world.admission().active == 0)
+
+
+def test_an_error_in_the_middle_is_passed_on_once(world: World) -> None:
+    for engine in world.engines:
+        engine.broken = "says so"
+    *tokens, error = stream_events(world.chat(stream=True).text)
+    assert error == {"error": {"message": "out of memory"}}
+    assert tokens and not any("error" in chunk for chunk in tokens)
+
+
 def test_without_usage_asked_for_every_chunk_has_a_choice(world: World) -> None:
     events = stream_events(world.chat(stream=True).text)
     assert all(event["choices"] for event in events)
@@ -428,12 +451,32 @@ def test_waiting_has_an_end() -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
         ({"messages": [{"role": "user", "content": "x"}], "session_id": 5}, "session_id"),
+        ({"messages": [{"role": "user", "content": "x"}], "session_id": "a\nb"}, "session_id"),
+        ({"messages": [{"role": "user", "content": "x"}], "session_id": "\u65e5"}, "session_id"),
+        ({"messages": [{"role": "user", "content": "x"}], "model": ["fake"]}, "model"),
+        ({"messages": [{"role": "user", "content": "x"}], "stream": "false"}, "stream"),
+        ({"messages": [{"role": "user", "content": "x"}], "stream_options": "x"}, "stream_options"),
+        ({"messages": [{"role": "user", "content": "\ud83d"}]}, "the body is not JSON"),
+        ({"messages": [{"role": "user", "content": "x"}], "top_p": float("nan")}, "the body is not JSON"),
     ],
 )
 def test_bad_requests_name_the_field(world: World, body: dict[str, Any], named: str) -> None:
-    answer = world.http.post("/v1/chat/completions", json=body)
+    # Not by the client, which itself refuses what is no JSON.
+    answer = world.http.post("/v1/chat/completions", content=json.dumps(body))
     assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(named)
     assert world.sent() == []
+    assert world.http.get("/health").json()["engines"][0]["healthy"], "no engine is blamed for it"
+
+
+def test_a_body_of_brackets_is_a_bad_request(world: World) -> None:
+    answer = world.http.post("/v1/chat/completions", content=b"[" * 100_000)
+    assert answer.status_code == 400 and "not JSON" in answer.json()["error"]["message"]
+
+
+def test_a_plan_names_the_format_of_the_engine_that_it_is_for(world: World) -> None:
+    world.chat()
+    [plan] = world.control.plans()
+    assert plan["kv_format"] == {"name": "token", "bytes_per_token": 8, "granule": 1}
 
 
 def test_an_unknown_model_is_not_sent_anywhere(world: World) -> None:

@@ -74,6 +74,15 @@ impl Chunk {
         Ok(())
     }
 
+    /// Whether what is valid in `[start, end)` is what `received` holds there; its receive must be over.
+    pub fn agrees(&self, received: &Frame, start: u32, end: u32) -> bool {
+        self.runs.touched(start, end).iter().all(|run| {
+            let (from, to) = (run.start.max(start), run.end.min(end));
+            // SAFETY: valid bytes are written by nobody, and the receive is over.
+            unsafe { self.frame.bytes(from, to) == received.bytes(from, to) }
+        })
+    }
+
     /// A write that `reserve` admitted to `frame` ended without being published.
     pub fn release(&mut self, frame: &Frame, start: u32, end: u32) {
         if self.frame.is(frame) {

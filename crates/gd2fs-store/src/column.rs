@@ -135,6 +135,15 @@ impl Column {
             }
             Entry::Vacant(entry) => entry.insert(Chunk::new(arena.allocate(ticket.frame.capacity())?)),
         };
+        if ticket.grant > 0 && !chunk.agrees(&ticket.frame, start, end) {
+            // Two engines under one plan (a proxy that repeats a request): a mixture of both would be nobody's KV cache.
+            let message = format!(
+                "{}: other bytes were written under grant {} already; a grant writes each byte once",
+                self.name(),
+                ticket.grant
+            );
+            return Err(Failure::new(Code::StaleWriter, message));
+        }
         chunk.publish(arena, &ticket.frame, start, end, sums).map_err(|f| self.explain(f))?;
         ticket.published = true;
         Ok(())

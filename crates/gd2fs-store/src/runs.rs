@@ -41,13 +41,17 @@ impl Runs {
         first..last.max(first)
     }
 
+    pub fn touched(&self, start: u32, end: u32) -> &[Run] {
+        &self.0[self.touching(start, end)]
+    }
+
     pub fn overlaps(&self, start: u32, end: u32) -> bool {
-        !self.touching(start, end).is_empty()
+        !self.touched(start, end).is_empty()
     }
 
     /// The runs that hold `[start, end)`, one a piece; None if a byte of it is not valid.
     pub fn covering(&self, start: u32, end: u32) -> Option<&[Run]> {
-        let found = &self.0[self.touching(start, end)];
+        let found = self.touched(start, end);
         let mut at = start;
         for run in found {
             if run.start > at {
@@ -61,7 +65,7 @@ impl Runs {
     /// The runs of which `[start, end)` takes a part and leaves a part: their bytes must be verified before they are cut,
     /// since the sums of what is left will be new.
     pub fn straddling(&self, start: u32, end: u32) -> impl Iterator<Item = &Run> {
-        self.0[self.touching(start, end)].iter().filter(move |run| run.start < start || run.end > end)
+        self.touched(start, end).iter().filter(move |run| run.start < start || run.end > end)
     }
 
     /// Makes `[start, end)` valid with the sums of its pieces. `sum_of` gives the sum of bytes that stay valid beside it.

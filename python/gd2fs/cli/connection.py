@@ -36,8 +36,9 @@ def connect_loaded(loaded: Loaded, *, lazily: bool = False) -> Client:
     from gd2fs.client.connect import connect
 
     knobs, cluster = loaded.settings.client, loaded.settings.cluster
+    named = "?" in cluster.control  # gd2fs://HOST:PORT?cluster=ID says itself what the cluster is
     return connect(
-        f"{cluster.control}?cluster={cluster.id}" if lazily else cluster.control,
+        f"{cluster.control}?cluster={cluster.id}" if lazily and not named else cluster.control,
         token=loaded.token() or None,
         nics=knobs.nics or None,
         io_threads=knobs.io_threads,

@@ -138,7 +138,8 @@ def cat(
     """Print a file's bytes (with --json: as base64)."""
     with connect(control) as client:
         if as_json:
-            data = client.read(path, offset, min(CAT_JSON_BYTES_MAX + 1, length or CAT_JSON_BYTES_MAX + 1))
+            wanted = CAT_JSON_BYTES_MAX + 1 if length is None else min(CAT_JSON_BYTES_MAX + 1, length)
+            data = client.read(path, offset, wanted)
             if len(data) > CAT_JSON_BYTES_MAX:
                 raise ValueError(
                     f"{path} is longer than {CAT_JSON_BYTES_MAX} bytes; use `gd2fs get`, or --length"

@@ -33,9 +33,16 @@ class CommandFailed(Exception):
         self.exit_code = exit_code
 
 
+_printed = False
+
+
 def print_json(data: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+    """The one JSON object of a command: what fails after it only says so on stderr, and by its exit code."""
+    global _printed
+    if not _printed:
+        _printed = True
+        sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

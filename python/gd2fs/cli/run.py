@@ -20,14 +20,18 @@ AnnounceOption = Annotated[
 ]
 
 
+UP_DIRECTORY = Path("gd2fs-data")
+
+
 def _begin(flags: dict[str, Any]) -> Any:
     """Reads the configuration for a process that serves; its log goes to stderr."""
     import logging
 
     from gd2fs.config import load
-    from gd2fs.config.serving import die_with_parent
+    from gd2fs.config.serving import allow_many_files, die_with_parent
 
     die_with_parent()
+    allow_many_files()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     return load(flags)
 
@@ -102,7 +106,11 @@ def engine(
         ),
     ] = None,
     storage: Annotated[
-        bool | None, typer.Option("--storage/--no-storage", help="Use GD2FS at all. Default: yes.")
+        bool | None,
+        typer.Option(
+            "--storage/--no-storage",
+            help="Use GD2FS also for requests that bring KV metadata without a plan. Default: yes.",
+        ),
     ] = None,
     control: ControlOption = None,
     announce: AnnounceOption = None,
@@ -144,9 +152,9 @@ def up(
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Storage nodes to run.")] = 1,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="DRAM of each node.")] = "1GiB",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Control's port; 0 for any free one.")] = 7527,
-    data_dir: Annotated[Path, typer.Option(help="Directory for the cluster's state and logs.")] = Path(
-        "gd2fs- data"
-    ),
+    data_dir: Annotated[
+        Path, typer.Option(help="Directory for the cluster's state and logs.")
+    ] = UP_DIRECTORY,
     as_json: JsonFlag = False,
 ) -> None:
     """Run a whole cluster on this machine: control and storage nodes, until Ctrl-C.

@@ -4,14 +4,15 @@ gd2fs.node.)
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from gd2fs.config import Listen, Loaded, bind, require_authentication
 from gd2fs.config.listen import bound
 from gd2fs.config.serving import announce, serve
 
-# More than this many requests at once are answered 503.
-CONTROL_CONNECTIONS_MAX = 4096
+# Beyond this many connections requests are answered 503; what is worked on has bounds of its own.
+CONNECTIONS_MAX = 4096
 
 
 def run_control(loaded: Loaded, announce_path: Path | None) -> None:
@@ -33,7 +34,7 @@ def run_control(loaded: Loaded, announce_path: Path | None) -> None:
             advertise=settings.control.advertise,
         )
         announce(announce_path, {"url": bound(listener).url, "cluster": settings.cluster.id})
-        serve(app, listener, connections_max=CONTROL_CONNECTIONS_MAX)
+        serve(app, listener, connections_max=CONNECTIONS_MAX)
 
 
 def _sqlite(directory: Path) -> str:
@@ -42,20 +43,23 @@ def _sqlite(directory: Path) -> str:
 
 
 def run_engine(loaded: Loaded, announce_path: Path | None) -> None:
+    from gd2fs.cli.connection import connect_loaded
     from gd2fs.engine import serve as serve_engine
 
     settings = loaded.settings
     listen = Listen.parse(settings.engine.listen)
-    serve_engine(
-        listen.host,
-        listen.port,
-        model_path=settings.engine.model or None,
-        control_uri=settings.cluster.control if settings.engine.storage else None,
-        token=loaded.token() or None,
-        keep_local=settings.engine.keep_local,
-        queue_max=settings.engine.queue_max,
-        announce_path=announce_path,
-    )
+    # Lazily: an engine also answers while storage is away.
+    with connect_loaded(loaded, lazily=True) if settings.engine.storage else nullcontext() as client:
+        serve_engine(
+            listen.host,
+            listen.port,
+            model_path=settings.engine.model or None,
+            client=client,
+            keep_local=settings.engine.keep_local,
+            queue_max=settings.engine.queue_max,
+            connections_max=CONNECTIONS_MAX,
+            announce_path=announce_path,
+        )
 
 
 def run_gateway(loaded: Loaded, announce_path: Path | None) -> None:
@@ -69,4 +73,4 @@ def run_gateway(loaded: Loaded, announce_path: Path | None) -> None:
     with bind(listen) as listener, connect_loaded(loaded, lazily=True) as client:
         app = create_app(settings.gateway.engines, client, settings.gateway)
         announce(announce_path, {"url": bound(listener).url, "engines": settings.gateway.engines})
-        serve(app, listener)
+        serve(app, listener, connections_max=CONNECTIONS_MAX)

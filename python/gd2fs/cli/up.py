@@ -58,6 +58,7 @@ def run_cluster(nodes: int, memory: str, port: int, directory: Path, as_json: bo
     directory.mkdir(parents=True, exist_ok=True)
     directory = directory.resolve()
     environment = _node_credentials()
+    serves = False
     with terminate_as_interrupt(), Processes(directory) as processes:
         try:
             _, control = start_control(processes, directory, port)
@@ -70,9 +71,13 @@ def run_cluster(nodes: int, memory: str, port: int, directory: Path, as_json: bo
                 print_json(facts)
             else:
                 _welcome(facts, memory)
+            serves = True
             while (ended := processes.ended()) is None:
                 time.sleep(WATCH_S)
         except KeyboardInterrupt:
+            # The way to end it, but a failure of the start.
+            if not serves:
+                raise
             if not as_json:
                 typer.echo("\nstopping", err=True)
             return

@@ -131,7 +131,7 @@ def _from_file(path: str | Path | None, environ: Mapping[str, str]) -> dict[str,
             document = tomllib.load(stream)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration file {path} is not TOML: {error}") from error
     models = sections()
     values: dict[str, tuple[Any, str]] = {}

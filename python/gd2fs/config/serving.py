@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import signal
 import socket
 import threading
@@ -77,6 +78,16 @@ def announce(path: str | Path | None, facts: dict[str, Any]) -> None:
     partial = target.with_name(target.name + ".part")
     partial.write_text(json.dumps({"pid": os.getpid(), **facts}))
     partial.replace(target)
+
+
+def allow_many_files() -> None:
+    """Raises this process's limit of open files as far as it may.
+
+    Servers bound their connections themselves, to more than the 1,024 files that shells usually allow; at that
+    limit a node could not even report to control any more.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def die_with_parent() -> None:

@@ -104,7 +104,8 @@ class ControlConfig(Section):
         [],
         "Addresses of all control processes, http://HOST:PORT[,...], that plans carry.",
     )
-    plan_ttl_s: Annotated[int, Field(ge=1, le=86_400)] = knob(
+    # At most as long as nodes remember that a file was deleted: no plan may bring one back.
+    plan_ttl_s: Annotated[int, Field(ge=1, le=3600)] = knob(
         600, "How long a plan may be committed, in seconds."
     )
 
@@ -187,6 +188,9 @@ class GatewayConfig(Section):
     probe_s: Seconds = knob(1.0, "How often each engine's health is looked at, in seconds.")
     connect_s: Seconds = knob(2.0, "Longest time to connect to an engine, in seconds.")
     read_s: Seconds = knob(300.0, "Longest silence of an engine within one answer, in seconds.")
+    session_ttl_s: Annotated[int, Field(ge=1, le=10 * 366 * 86_400)] = knob(
+        86_400, "How long the gateway's sessions are kept after their last turn, in seconds."
+    )
     plan_s: Seconds = knob(
         2.0, "Longest time one call to control may take before the request goes on without KV."
     )

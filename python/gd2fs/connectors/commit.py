@@ -14,9 +14,10 @@ from gd2fs.errors import Disconnected, Overloaded, ShuttingDown, Timeout, Unavai
 
 log = logging.getLogger("gd2fs.connector")
 
-# Only what says nothing about the plan is tried again; CONFLICT and STALE_WRITER are answers.
+# Only what says nothing about the plan is tried again; CONFLICT and PLAN_SUPERSEDED are answers.
 _RETRIED = (Disconnected, Overloaded, ShuttingDown, Timeout, Unavailable, ConnectionError, TimeoutError)
 CALL_TIMEOUT_S = 2.0
+CALL_MIN_S = 0.05  # of the last call, when INLINE_S is nearly over
 # How long the end of a request waits for control before the commit goes to the background.
 INLINE_S = 1.0
 # A plan that control has not heard of for this long is better planned anew.
@@ -58,8 +59,10 @@ class Committer:
         """Commit within about `INLINE_S`; when control can't be reached, go on trying behind the answer."""
         deadline = time.monotonic() + INLINE_S
         for pause in _BACKOFF_S:
+            # A call that is cut short may have arrived: the next one, of the same plan, gets the same answer.
+            left = max(CALL_MIN_S, deadline - time.monotonic())
             try:
-                client.control("POST", "/v1/kv/commit", body, timeout_s=CALL_TIMEOUT_S)
+                client.control("POST", "/v1/kv/commit", body, timeout_s=left)
                 return Outcome(True)
             except _RETRIED as error:
                 if time.monotonic() + pause >= deadline:

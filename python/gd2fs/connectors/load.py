@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gd2fs.connectors.storage import File, Miss, Transfer, described, give_up, miss_reason
-from gd2fs.kv import ID_BYTES, Ids, KvFormat, Segment, lcp, tokens_of
+from gd2fs.kv import ID_BYTES, Ids, KvFormat, Segment, cut, lcp, tokens_of
 
 # The default stripe unit: a piece then lies in one chunk of one node.
 PIECE_BYTES = 4 << 20
@@ -74,11 +74,12 @@ def matching_tokens(
 
     `files` opens the file of a URI. Raises Miss or a GD2FS error when the ids can't be read.
     """
-    ids = np.zeros(tokens_of(stored), "<u4")
+    # No further than the prompt: metadata may claim any length.
+    ids = np.zeros(min(tokens_of(stored), len(prompt)), "<u4")
     raw = ids.view(np.uint8).data
     transfers: deque[tuple[Transfer, int]] = deque()
     try:
-        for segment in stored:
+        for segment in cut(stored, len(ids), kv_format):
             offset = segment.token_index(kv_format, segment.token_start) * ID_BYTES
             target = raw[segment.token_start * ID_BYTES : segment.token_end * ID_BYTES]
             while len(transfers) >= OUTSTANDING_MAX:

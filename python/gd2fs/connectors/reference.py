@@ -276,7 +276,8 @@ class RequestKv:
         if self._plan.token is not None:
             if tokens:
                 outcome = self._connector.committer.commit(self._client, self._commit_body(written))
-            else:
+            if not outcome.committed and not outcome.pending:
+                # Also a plan whose commit was refused: it holds a grant and a file until it ends.
                 self._abort()
         self.report.committed = outcome.committed
         self.report.commit_error = outcome.error or (f"{reason}: {detail}" if reason else None)

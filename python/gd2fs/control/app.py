@@ -44,6 +44,7 @@ _HTTP_STATUS: dict[type[errors.Gd2fsError], int] = {
     errors.Lost: 409,
     errors.Hole: 409,
     errors.Sealed: 409,
+    errors.PlanSuperseded: 409,
     errors.PlanExpired: 410,
     errors.TooLarge: 413,
     errors.Overloaded: 429,

@@ -27,6 +27,7 @@ from gd2fs.signing import PlanToken
 # Built once, as in sessions.
 _PLAN = select(t.plans).where(t.plans.c.plan == bindparam("plan"))
 _END_PLAN = delete(t.plans).where(t.plans.c.plan == bindparam("id"))
+_BEGIN = update(t.plans).where(t.plans.c.plan == bindparam("id")).values(commit_began_at=bindparam("now"))
 _RAISE_SEAL = (
     update(t.files)
     .where(t.files.c.file == bindparam("id"), t.files.c.sealed < bindparam("seal"))
@@ -73,9 +74,10 @@ class Committer:
     def commit(self, token: PlanToken, body: requests.Commit) -> dict[str, Any]:
         """Stores the plan's fresh segment: {"session", "version", "stored_kv_cache"}.
 
-        Raises StaleWriter (a retry took the grant over, or the plan was aborted), PlanExpired, Conflict (the
-        session moved on), Lost (an acknowledgement is not of the node's current incarnation), Hole (bytes are
-        missing), Invalid, and Disconnected or Timeout while the node is away (then try again).
+        Raises PlanSuperseded (a retry took the grant over, or the plan was aborted), PlanExpired, Conflict
+        (the session moved on), Lost (an acknowledgement is not of the node's current incarnation), Hole
+        (bytes are missing), StaleWriter (the node knows a higher grant), Invalid, and Disconnected or Timeout
+        while the node is away (then try again).
         """
         seal = self._database.write(lambda connection: self._prepare(connection, token, body))
         if seal is not None:
@@ -99,6 +101,7 @@ class Committer:
             _RAISE_SEAL,
             [{"id": kv.file, "seal": fresh.kv_end}, {"id": tokens.file, "seal": tokens_end}],
         )
+        connection.execute(_BEGIN, {"id": token.plan, "now": now})
         return _Seal(tokens, kv, tokens_end, fresh.kv_end, plan["write_grant"])
 
     def _seal(self, seal: _Seal) -> None:
@@ -142,7 +145,7 @@ class Committer:
 def _live_plan(
     connection: Connection, session: RowMapping, token: PlanToken, now: float
 ) -> RowMapping | None:
-    """The plan's row, or None if it was the session's last commit. Raises StaleWriter, PlanExpired,
+    """The plan's row, or None if it was the session's last commit. Raises PlanSuperseded, PlanExpired,
     Conflict."""
     plan = connection.execute(_PLAN, {"plan": token.plan}).mappings().one_or_none()
     if plan is None and session["last_plan"] == token.plan:
@@ -150,8 +153,9 @@ def _live_plan(
     if (token.expiry if plan is None else plan["expires_at"]) <= now:
         raise errors.PlanExpired(f"plan {token.plan}: over its time; plan again")
     if plan is None:
-        raise errors.StaleWriter(
-            f"plan {token.plan}: a retry of the request took its grant over, or it ended; nothing was stored"
+        raise errors.PlanSuperseded(
+            f"plan {token.plan}: a retry of the request took its grant over, or it was aborted; it stores"
+            " nothing any more"
         )
     if plan["version"] != session["version"]:
         raise errors.Conflict(

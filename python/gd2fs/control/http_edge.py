@@ -74,6 +74,9 @@ class BodyLimit:
         await send({"type": "http.response.body", "body": content.encode()})
 
 
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
 class Measured:
     """Counts requests and their time by route, never by path: paths have no bound."""
 
@@ -97,5 +100,7 @@ class Measured:
             await self._app(scope, receive, observe)
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            self._metrics.requests.labels(scope["method"], route, str(status)).inc()
+            # Servers pass on whatever word stands in a method's place.
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._metrics.requests.labels(method, route, str(status)).inc()
             self._metrics.seconds.labels(route).observe(time.perf_counter() - start)

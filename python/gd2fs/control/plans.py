@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,14 +26,24 @@ from gd2fs.signing import Keys, PlanToken
 PLAN_TTL_S = 600
 PLANS_MAX = 64
 """Live plans of one session: so many turns of one conversation at the same time are a fault of the caller."""
+COMMIT_WAIT_S = 0.5
+"""How long a plan waits for another request's commit that has begun, and how old such a beginning may be:
+then it plans on the last good prefix."""
+_COMMIT_POLL_S = 0.02
 _TRIES_MAX = 4
 """A plan starts again when a commit came in between; a conversation has one turn at a time, as a rule."""
 
 # Built once, as in sessions.
 _LIVE = select(t.plans).where(t.plans.c.session == bindparam("session"))
+_COMMITTING = select(t.plans.c.plan).where(
+    t.plans.c.session == bindparam("session"),
+    t.plans.c.request_id != bindparam("request"),
+    t.plans.c.commit_began_at > bindparam("since"),
+)
 _GRANTS = select(t.files.c.file, t.files.c.sealed, t.files.c.write_grant).where(
     t.files.c.session == bindparam("session"), ~t.files.c.is_dir
 )
+_RENEW = update(t.sessions).where(t.sessions.c.session == bindparam("id")).values(expires_at=bindparam("at"))
 _RAISE_GRANT = update(t.files).where(t.files.c.file == bindparam("id")).values(write_grant=bindparam("grant"))
 
 
@@ -73,14 +84,18 @@ class Planner:
         self._link = link
         self._keys = keys
         self._cluster = cluster
+        if not 1 <= plan_ttl_s <= CAPABILITY_LIFE_S:
+            # A plan carries capabilities, and none may outlive the tombstones of its files.
+            raise errors.Invalid(f"plan_ttl_s: {plan_ttl_s} is not in 1..{CAPABILITY_LIFE_S}")
         self._plan_ttl_s = plan_ttl_s
 
     def plan(self, tenant: str, session: str, body: requests.Plan) -> Plan:
         """Plans one request. Raises NotFound, Invalid, Overloaded, Conflict (commits kept coming in
         between)."""
         ids = as_ids(body.token_ids)
+        settled_by = time.monotonic() + COMMIT_WAIT_S
         for _ in range(_TRIES_MAX):
-            view = self._load(tenant, session)
+            view = self._load_settled(tenant, session, body.request_id, settled_by)
             # Outside any transaction: this may hash megabytes and read from a node.
             agreement = plan_rules.agree(view, ids, body.kv_identity, self._reader(view))
             prefix = plan_rules.usable_prefix(view, agreement, ids.size, body.kv_identity)
@@ -113,6 +128,25 @@ class Planner:
             return ended.rowcount > 0
 
         return self._database.write(work)
+
+    def _load_settled(self, tenant: str, session: str, request_id: str, deadline: float) -> SessionView:
+        """The session once no commit of another request is under way, or as it is at `deadline` (monotonic).
+
+        Who sends the next turn before the answer's end has come would else recompute what is about to be
+        stored. A retry does not wait for its predecessor: it takes it over.
+        """
+
+        def work(connection: Connection) -> tuple[SessionView, bool]:
+            now = self._database.now(connection)
+            view = sessions.load(connection, now, tenant, session, self._cluster)
+            wanted = {"session": session, "request": request_id, "since": now - COMMIT_WAIT_S}
+            return view, connection.execute(_COMMITTING, wanted).first() is not None
+
+        while True:
+            view, committing = self._database.read(work)
+            if not committing or time.monotonic() >= deadline:
+                return view
+            time.sleep(_COMMIT_POLL_S)
 
     def _load(self, tenant: str, session: str) -> SessionView:
         return self._database.read(
@@ -188,6 +222,10 @@ class Planner:
             expires_at=int(now) + self._plan_ttl_s,
         )
         _insert(connection, made, digest)
+        if row["ttl_s"] is not None:
+            # Renewed by use: a session must not end under a turn that it serves.
+            renewed = max(now + row["ttl_s"], made.expires_at)
+            connection.execute(_RENEW, {"id": view.session, "at": renewed})
         if ended:
             connection.execute(delete(t.plans).where(t.plans.c.plan.in_(ended)))
             sessions.release_unused(connection, now, view.session)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 I64_MAX = 2**63 - 1
 TOKEN_IDS_MAX = 1_048_576
@@ -21,6 +22,20 @@ SignedText = Annotated[str, Field(min_length=1, max_length=60_000)]
 FileClass = Literal["cache", "durable"]
 StripeUnit = Annotated[int, Field(ge=32 * 1024, le=64 * 2**20)]
 """32 KiB (one checksummed piece) to 64 MiB (one payload)."""
+
+
+STATS_BYTES_MAX = 64 * 1024
+"""A node's counters are 2 KB; they are written with every heartbeat."""
+
+
+def _plain(stats: dict[str, Any]) -> dict[str, Any]:
+    # Shown to others as JSON: one NaN or half a surrogate pair would make the list of nodes unreadable.
+    if len(json.dumps(stats, allow_nan=False, ensure_ascii=False).encode()) > STATS_BYTES_MAX:
+        raise ValueError(f"must be at most {STATS_BYTES_MAX} bytes as JSON")
+    return stats
+
+
+Stats = Annotated[dict[str, Any], AfterValidator(_plain)]
 
 
 class _Body(BaseModel):
@@ -43,7 +58,7 @@ class Heartbeat(_Body):
     used_bytes: Count
     capacity_bytes: Count
     files: Count = 0
-    stats: Annotated[dict[str, Any], Field(max_length=256)] = {}
+    stats: Stats = {}
 
 
 class Mkdir(_Body):

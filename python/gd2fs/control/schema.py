@@ -156,6 +156,7 @@ plans = Table(
     Column("bytes_per_token", BigInteger, nullable=False),
     Column("granule", Integer, nullable=False),
     Column("expires_at", Double, nullable=False),
+    Column("commit_began_at", Double),  # when its commit last went to the node to seal; null: not yet
     Index(None, "session"),
     Index(None, "file"),
     Index(None, "expires_at"),

@@ -15,7 +15,9 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 
+from gd2fs.connectors.commit import CALL_TIMEOUT_S
 from gd2fs.connectors.reference import ReferenceConnector
 from gd2fs.connectors.storage import Client
 from gd2fs.engine.answers import DONE, Answer, ChatAnswer, CompletionAnswer, event
@@ -63,6 +65,7 @@ def create_app(
     app = FastAPI(title="GD2FS reference engine", lifespan=lifespan)
     app.add_middleware(BodyLimit)
     app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(Refused, _on_refused)
     app.add_exception_handler(Busy, functools.partial(_on_busy, service))
     app.post("/v1/chat/completions")(service.chat)
@@ -120,7 +123,7 @@ class Service:
         if ids is None:
             ids = body.prompt_ids
         if ids is None:
-            ids = await asyncio.to_thread(self._model.tokenizer.encode, body.prompt_text)
+            ids = await self._encode(body.prompt_text, "prompt")
         prompt_logprobs = body.logprobs if body.echo else None
         job = self._job(body, ids, body.max_tokens, body.logprobs, received, prompt_logprobs)
         head = (f"cmpl-{uuid.uuid4().hex}", self._model.name, self._model.tokenizer, ids)
@@ -133,7 +136,7 @@ class Service:
 
     async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
         """Token ids of a text."""
-        ids = await asyncio.to_thread(self._model.tokenizer.encode, body.prompt)
+        ids = await self._encode(body.prompt, "prompt")
         return {"tokens": ids, "count": len(ids), "max_model_len": self._model.model.config.context_max}
 
     async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
@@ -178,6 +181,19 @@ class Service:
             text = tokenizer.render(messages, add_generation_prompt=prompt)
         except ValueError as error:
             raise Refused(str(error), "messages") from error
+        return await self._encode(text, "messages")
+
+    async def _encode(self, text: str, param: str) -> list[int]:
+        """Token ids of `text`. Raises Refused for what is no text, and for more than any context can hold:
+        tokenising megabytes of it would take seconds.
+        """
+        context, tokenizer = self._model.model.config.context_max, self._model.tokenizer
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise Refused("holds half a surrogate pair, which is no character", param) from error
+        if size > context * tokenizer.token_bytes_max:
+            raise Refused(f"{size} bytes of text can't fit into the model's context of {context}", param)
         return await asyncio.to_thread(tokenizer.encode, text)
 
     def _job(
@@ -282,10 +298,11 @@ async def _until_end(tokens: asyncio.Queue[Token | None]) -> AsyncIterator[Token
 
 
 def _connect(controls: Sequence[str]) -> Client:
-    """A client of the control service that a plan names."""
+    """A client of the control service that a plan names; it is asked for its cluster, briefly."""
     from gd2fs.client import connect
 
-    return connect("gd2fs://" + ",".join(urlsplit(url).netloc for url in controls))
+    addresses = ",".join(urlsplit(url).netloc for url in controls)
+    return connect(f"gd2fs://{addresses}", timeout_s=CALL_TIMEOUT_S)
 
 
 def _error(status: int, message: str, param: str | None, kind: str = "invalid_request_error") -> JSONResponse:
@@ -297,6 +314,12 @@ def _on_invalid(_: Request, error: Exception) -> Response:
     first = error.errors()[0]
     param = ".".join(str(part) for part in first["loc"] if part != "body") or None
     return _error(400, f"{param or 'body'}: {first['msg'].removeprefix('Value error, ')}", param)
+
+
+def _on_http(request: Request, error: Exception) -> Response:
+    """What the framework refuses by itself: unknown paths, bodies that are not JSON."""
+    assert isinstance(error, HTTPException)
+    return _error(error.status_code, f"{request.method} {request.url.path}: {error.detail}", None)
 
 
 def _on_refused(_: Request, error: Exception) -> Response:

@@ -38,12 +38,23 @@ class GgufFile:
         # Its views are what keeps the file mapped.
         self._tensors.clear()
 
-    def read(self, name: str, out: NDArray[np.float32]) -> None:
-        """Dequantise tensor `name` into `out`, a C-contiguous float32 array of the tensor's shape."""
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises GgufError unless tensor `name` is there with this shape."""
         tensor = self._tensors.get(name)
         if tensor is None:
             raise GgufError(f"{self.path}: the tensor {name!r} is missing; is this a llama model?")
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        if out.shape != values.shape:
-            raise GgufError(f"{self.path}: tensor {name!r} has shape {values.shape}, expected {out.shape}")
-        out[...] = values
+        found = tuple(int(size) for size in reversed(tensor.shape))  # the file counts from the innermost
+        if found != shape:
+            raise GgufError(f"{self.path}: tensor {name!r} has shape {found}, expected {shape}")
+
+    def read(self, name: str, out: NDArray[np.float32]) -> None:
+        """Dequantise tensor `name` into `out`, a C-contiguous float32 array of the tensor's shape."""
+        self.expect(name, out.shape)
+        tensor = self._tensors[name]
+        try:
+            out[...] = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            kind = tensor.tensor_type.name
+            raise GgufError(
+                f"{self.path}: tensor {name!r} has the type {kind}, which can't be read"
+            ) from error

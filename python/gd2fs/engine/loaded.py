@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gd2fs.engine.gguf import GgufFile
+from gd2fs.engine.gguf import GgufError, GgufFile
 from gd2fs.engine.identity import kv_identity, weights_digest
 from gd2fs.engine.kv import GRANULE_TOKENS, KV_FORMAT, KvShape, kv_shape
 from gd2fs.engine.model import Model
@@ -35,7 +35,7 @@ def load_model(path: Path | None = None) -> LoadedModel:
     path = path or packaged_model()
     with GgufFile(path) as gguf:
         config = read_config(gguf)
-        tokenizer = Tokenizer(gguf.metadata)
+        tokenizer = _tokenizer(gguf)
         weights = read_weights(gguf, config)
     shape = kv_shape(config)
     return LoadedModel(
@@ -46,3 +46,13 @@ def load_model(path: Path | None = None) -> LoadedModel:
         kv_identity=kv_identity(config, weights_digest(path)),
         kv_format=KvFormat(KV_FORMAT, shape.token_bytes, GRANULE_TOKENS),
     )
+
+
+def _tokenizer(gguf: GgufFile) -> Tokenizer:
+    try:
+        return Tokenizer(gguf.metadata)
+    except GgufError:
+        raise
+    except Exception as error:  # the BPE library raises nothing more exact
+        reason = f"{type(error).__name__}: {error}"
+        raise GgufError(f"{gguf.path}: its tokenizer is missing or damaged ({reason})") from error

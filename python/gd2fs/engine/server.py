@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gd2fs.client import connect
+from gd2fs.client import Client
 from gd2fs.config.listen import Listen, bind, bound
 from gd2fs.config.serving import announce
 from gd2fs.config.serving import serve as serve_app
@@ -17,16 +17,17 @@ def serve(
     port: int = 8100,
     *,
     model_path: str | Path | None = None,
-    control_uri: str | None = None,
-    token: str | None = None,
+    client: Client | None = None,
     keep_local: bool = False,
     queue_max: int = 32,
+    connections_max: int | None = None,
     announce_path: str | Path | None = None,
 ) -> None:
     """Serve one model until SIGTERM or SIGINT; returns after a clean end.
 
-    `control_uri` (`gd2fs://HOST:PORT`) is for requests whose KV metadata brings no plan; None: those are
-    misses, and plans still work. `announce_path` gets the real address as JSON once requests are taken.
+    `client` is the engine's own way to GD2FS, closed by the caller; without one, requests whose KV metadata
+    brings no plan are misses, and plans still work. `announce_path` gets the real address as JSON once
+    requests are taken. Beyond `connections_max` connections requests are answered 503.
     Raises ValueError for an address beyond loopback: the engine itself authenticates nobody, so only a
     gateway or a proxy on the same host may reach it. Raises FileNotFoundError or GgufError when the model
     can't be read.
@@ -40,12 +41,7 @@ def serve(
     # First the address, which may be taken, then the model, which takes a second.
     with bind(listen) as listener:
         model = load_model(Path(model_path) if model_path else None)
-        client = connect(control_uri, token=token) if control_uri else None
-        try:
-            app = create_app(model, client, keep_local=keep_local, queue_max=queue_max)
-            facts = {"url": bound(listener).url, "model": model.name, "kv_identity": model.kv_identity}
-            announce(announce_path, facts)
-            serve_app(app, listener)
-        finally:
-            if client is not None:
-                client.close()
+        app = create_app(model, client, keep_local=keep_local, queue_max=queue_max)
+        facts = {"url": bound(listener).url, "model": model.name, "kv_identity": model.kv_identity}
+        announce(announce_path, facts)
+        serve_app(app, listener, connections_max=connections_max)

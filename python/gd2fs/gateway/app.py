@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -18,29 +17,17 @@ from starlette.types import Receive, Scope, Send
 
 from gd2fs.config.tree import GatewayConfig
 from gd2fs.gateway.admission import Admission, Overloaded
+from gd2fs.gateway.body import BadRequest, read_body
 from gd2fs.gateway.engines import Pool
 from gd2fs.gateway.metrics import Metrics
 from gd2fs.gateway.planning import Control, EngineRefused, Planner, SessionUnknown
 from gd2fs.gateway.proxy import Answer, NoEngine, Proxy
 
 T = TypeVar("T")
-# KV metadata says whose bytes are read; it comes from the plan only, never from a user.
-DROPPED_KEYS = (
-    "kv_transfer_params",
-    "kvcache_params",
-    "session_params",
-    "cache_salt",
-    "kv_hints",
-    "session_id",
-)
 
 
 class ClientGone(Exception):
     """The user closed the connection; whatever was under way for it has been cancelled."""
-
-
-class BadRequest(Exception):
-    """The body cannot be used; the message names the field."""
 
 
 class Gateway:
@@ -57,7 +44,7 @@ class Gateway:
         self.pool = Pool(engines, self.http, config.probe_s)
         self.admission = Admission(config.active_max, config.waiting_max, config.waiting_s)
         self.metrics = Metrics(self.admission, self.pool)
-        self.planner = Planner(control, self.http, config.plan_s, self.metrics.outcome)
+        self.planner = Planner(control, self.http, config.plan_s, config.session_ttl_s, self.metrics.outcome)
         self.proxy = Proxy(self.pool, self.planner, self.http, self.metrics.outcome)
 
     async def chat(self, request: Request) -> Response:
@@ -131,22 +118,7 @@ class Gateway:
                 raise BadRequest(
                     f"the body is longer than {self.config.body_bytes_max} bytes (gateway.body_bytes_max)"
                 )
-        try:
-            body = json.loads(data)
-        except ValueError as error:
-            raise BadRequest(f"the body is not JSON: {error}") from error
-        if not isinstance(body, dict):
-            raise BadRequest("the body must be a JSON object")
-        if not isinstance(body.get("messages"), list) or not body["messages"]:
-            raise BadRequest("messages: a list of at least one message is needed")
-        for name in ("max_tokens", "max_completion_tokens"):
-            value = body.get(name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise BadRequest(f"{name}: a whole number from 1 on is needed, not {value!r}")
-        session = body.get("session_id")
-        if session is not None and (not isinstance(session, str) or not 0 < len(session) <= 128):
-            raise BadRequest("session_id: text of 1 to 128 characters is needed")
-        return {key: value for key, value in body.items() if key not in DROPPED_KEYS}, session
+        return read_body(data)
 
     def _error(
         self, status: int, message: str, *, retry_after_s: int | None = None, session: str | None = None

@@ -86,11 +86,17 @@ class Planner:
     """
 
     def __init__(
-        self, control: Control, http: httpx2.AsyncClient, plan_s: float, count: Callable[[str], None]
+        self,
+        control: Control,
+        http: httpx2.AsyncClient,
+        plan_s: float,
+        session_ttl_s: int,
+        count: Callable[[str], None],
     ) -> None:
         self._control = control
         self._http = http
         self._plan_s = plan_s
+        self._session_ttl_s = session_ttl_s
         self._count = count  # counts an outcome by name, for /metrics
         self._threads = ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="gd2fs-control")
 
@@ -158,7 +164,13 @@ class Planner:
         return [int(token) for token in reply["token_ids"]]
 
     async def _create_session(self, engine: Engine) -> str:
-        body = {"kv_identity": engine.kv_identity, "kv_format": engine.kv_format, "model": engine.model}
+        body = {
+            "kv_identity": engine.kv_identity,
+            "kv_format": engine.kv_format,
+            "model": engine.model,
+            # Users forget their sessions: without an end, storage would fill up with them.
+            "ttl_s": self._session_ttl_s,
+        }
         session = await self._call("POST", "/v1/kv/sessions", body)
         return str(session["session"])
 
@@ -172,6 +184,8 @@ class Planner:
             "max_tokens": min(max_tokens, room) if max_tokens else room,
             "request_id": request_id,
             "kv_identity": engine.kv_identity,
+            # A session that moves to another model takes its bytes per token on as well.
+            "kv_format": engine.kv_format,
         }
         return await self._call("POST", f"/v1/kv/sessions/{quote(session, safe='')}/plan", wanted)
 

@@ -127,8 +127,28 @@ class Proxy:
             await response.aclose()
             raise
         asked = bool((body.get("stream_options") or {}).get("include_usage"))
-        relayed = relay(head, source, planned.session, engine.url, usage_asked=asked)
+        relayed = self._relayed(head, source, engine, planned, usage_asked=asked)
         return Answer(engine, planned, events=relayed, close=response.aclose)
+
+    async def _relayed(
+        self,
+        head: list[bytes],
+        source: AsyncIterator[bytes],
+        engine: Engine,
+        planned: Planned,
+        *,
+        usage_asked: bool,
+    ) -> AsyncIterator[bytes]:
+        """`relay`, and the end of a plan whose engine ended first: the next turn then goes on in its file."""
+        try:
+            async for event in relay(head, source, planned.session, usage_asked=usage_asked):
+                yield event
+        except (httpx2.HTTPError, EngineFailed) as error:
+            log.warning("engine %s ended in mid-answer: %s", engine.url, error or type(error).__name__)
+            # The headers are gone: the only honest way to say it is an event, which clients take as an error.
+            message = "the engine ended in the middle of the answer; send the request again"
+            yield _event({"error": {"message": message, "type": "engine_failed"}})
+            await self._planner.abort(planned)
 
 
 async def events(response: httpx2.Response) -> AsyncIterator[bytes]:
@@ -176,36 +196,37 @@ def parse_event(event: bytes) -> dict[str, Any] | None:
 
 
 async def relay(
-    head: list[bytes], source: AsyncIterator[bytes], session: str | None, engine: str, *, usage_asked: bool
+    head: list[bytes], source: AsyncIterator[bytes], session: str | None, *, usage_asked: bool
 ) -> AsyncIterator[bytes]:
-    """Passes events on as they come; the last chunk gets the session id.
+    """Passes events on as they come; the last chunk gets the session id. Raises EngineFailed, HTTPError where
+    the engine ends before its answer.
 
     usage_asked False: the user's client may not know chunks without choices, so what the engine says at its
     very end (usage, KV report) goes into the chunk with the finish reason, which waits for it.
     """
     waiting: dict[str, Any] | None = None
-    done = False
-    try:
-        async for event in _chain(head, source):
-            done = event.startswith(b"data: [DONE]")
-            chunk = parse_event(event) if _may_be_last(event) else None
-            if chunk is not None and chunk.get("choices") and not usage_asked:
-                waiting = chunk
-            elif chunk is not None and not chunk.get("choices"):
-                ending = {key: chunk[key] for key in ENDING_KEYS if key in chunk}
-                yield _event({**(waiting or chunk), **ending, "session_id": session})
-                waiting = None
-            else:
-                if done and waiting is not None:
-                    yield _event({**waiting, "session_id": session})
-                    waiting = None
-                yield event
-    except (httpx2.HTTPError, EngineFailed) as error:
-        log.warning("engine %s ended in mid-answer: %s", engine, error or type(error).__name__)
-    if not done:
-        # The headers are gone, so the only honest way to say it is an event; clients treat it as an error.
-        message = "the engine ended in the middle of the answer; send the request again"
-        yield _event({"error": {"message": message, "type": "engine_failed"}})
+    ended = False
+    # To the very end, so that the connection can be used again.
+    async for event in _chain(head, source):
+        chunk = parse_event(event) if _may_be_last(event) else None
+        if chunk is not None and "error" in chunk:
+            ended = True
+            yield event
+        elif chunk is not None and chunk.get("choices") and not usage_asked:
+            waiting = chunk
+        elif chunk is not None and not chunk.get("choices"):
+            ending = {key: chunk[key] for key in ENDING_KEYS if key in chunk}
+            yield _event({**(waiting or chunk), **ending, "session_id": session})
+            waiting = None
+        elif event.startswith(b"data: [DONE]"):
+            ended = True
+            if waiting is not None:
+                yield _event({**waiting, "session_id": session})
+            yield event
+        else:
+            yield event
+    if not ended:
+        raise EngineFailed("the stream ended without [DONE]")
 
 
 async def _chain(head: list[bytes], source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -63,13 +64,15 @@ def parse(obj: object) -> KvMetadata:
     fresh = _segments(body.get(fresh_name), fresh_name)
     validate(stored, field=stored_name)
     validate(fresh, field=fresh_name, start=tokens_of(stored), fresh=True)
+    extra = {key: value for key, value in body.items() if key not in _OWN_KEYS}
+    _require_json(extra)
     return KvMetadata(
         id=_text(body.get("id", ""), "id", empty=True),
         stored=tuple(stored),
         fresh=tuple(fresh),
         load_threshold=_whole(body.get("load_threshold", 0), "load_threshold"),
         spelling=spelling,
-        extra={key: value for key, value in body.items() if key not in _OWN_KEYS},
+        extra=extra,
     )
 
 
@@ -150,4 +153,16 @@ def _text(value: object, where: str, *, empty: bool = False) -> str:
         raise SegmentError(where, f"must be a string, not {value!r:.80}")
     if len(value) > _TEXT_MAX or "\0" in value or not (value or empty):
         raise SegmentError(where, f"must have 1 to {_TEXT_MAX} characters and no NUL")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise SegmentError(where, "holds half a surrogate pair, which is no character") from error
     return value
+
+
+def _require_json(extra: Mapping[str, Any]) -> None:
+    """What travels on must be able to: lenient readers let NaN and broken characters in."""
+    try:
+        json.dumps(extra, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SegmentError("kv metadata", f"is not JSON ({error})") from error

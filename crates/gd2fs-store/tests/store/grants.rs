@@ -102,3 +102,19 @@ fn layouts_of_another_epoch_are_refused() {
     assert_eq!(column.read(4, 0, 9, true).unwrap().bytes(), b"abc", "bytes stay");
     assert_eq!(code(bench.store.open(&capability(0, 5, 2), 0)), Code::StaleIncarnation);
 }
+
+#[test]
+fn a_grant_writes_each_byte_once() {
+    let bench = Bench::new(64 << 20);
+    let column = bench.open(3);
+    write(&column, 3, 0, &pattern(50_000, 1)).unwrap();
+    write(&column, 3, 0, &pattern(50_000, 1)).expect("a repetition of the same write is the same write");
+    write(&column, 3, 0, &pattern(60_000, 1)).expect("also where it goes on");
+    assert_eq!(code(write(&column, 3, 0, &pattern(50_000, 2))), Code::StaleWriter);
+    assert_eq!(code(write(&column, 3, 59_999, b"??")), Code::StaleWriter, "all or nothing");
+    assert_eq!(read(&column, 0, 70_000).unwrap(), pattern(60_000, 1));
+    // A retry of the request takes a higher grant, which drops what is not sealed: then other bytes are welcome.
+    let column = bench.open(4);
+    write(&column, 4, 0, &pattern(50_000, 2)).unwrap();
+    assert_eq!(read(&column, 0, 70_000).unwrap(), pattern(50_000, 2));
+}
