@@ -83,8 +83,8 @@ def announce(path: str | Path | None, facts: dict[str, Any]) -> None:
 def allow_many_files() -> None:
     """Raises this process's limit of open files as far as it may.
 
-    Servers bound their connections themselves, to more than the 1,024 files that shells usually allow; at that
-    limit a node could not even report to control any more.
+    Servers bound their connections themselves, to more than the 1,024 files that shells usually allow; at
+    that limit a node could not even report to control any more.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
