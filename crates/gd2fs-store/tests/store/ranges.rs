@@ -68,11 +68,11 @@ fn a_payload_that_arrives_damaged_changes_nothing() {
 #[test]
 fn a_view_keeps_its_bytes_whatever_happens_to_the_file() {
     let bench = Bench::new(64 << 20);
-    let column = bench.open(1);
-    write(&column, 1, 0, &pattern(1000, 1)).unwrap();
-    bench.store.seal(&seal(1, 400)).unwrap();
+    let column = bench.open(0);
+    write(&column, 0, 0, &pattern(1000, 1)).unwrap();
+    bench.store.seal(&seal(0, 400)).unwrap();
     let view = column.read(1, 0, 1000, true).unwrap();
-    write(&column, 1, 500, &pattern(300, 2)).unwrap();
+    write(&column, 0, 500, &pattern(300, 2)).unwrap();
     bench.open(2);
     assert_eq!(column.stat().length, 400);
     write(&column, 2, 400, &pattern(600, 3)).unwrap();
