@@ -50,7 +50,7 @@ demo: build ## Stateless inference on this machine, every step checked (under 5 
 
 test: build ## All tests: Rust, then Python (under 15 minutes on 2 cores)
 	$(call suite,rust,600,cargo test --release --locked --workspace --exclude gd2fs-py)
-	$(call suite,python,600,$(PY) -m pytest)
+	$(call suite,python,780,$(PY) -m pytest)
 
 lint: build ## ruff, mypy, clippy and rustfmt
 	$(call suite,ruff,60,$(VENV)/bin/ruff check python tests benchmarks)
