@@ -125,7 +125,9 @@ def test_files_through_the_command_line(up: Up, tmp_path: Path) -> None:
     assert missing.returncode == 1 and json.loads(missing.stdout)["error"]["name"] == "NOT_FOUND"
     assert b"/notes/nothing" in missing.stderr
     refused = up.run("rm", "/notes")
-    assert refused.returncode == 1 and b"NOT_EMPTY" in refused.stderr
+    assert refused.returncode == 1 and b"NOT_EMPTY" in refused.stderr and b"--recursive" in refused.stderr
+    refused = up.run("get", "/notes/deep/a.bin", "nowhere/b.bin")
+    assert refused.returncode == 1 and b"gd2fs: nowhere is not a directory" in refused.stderr
     assert up.json("rm", "/notes", "-r")["deleted"]
     assert up.json("ls")["entries"] == [] or "/notes" not in str(up.json("ls"))
     assert up.json("sessions", "list")["sessions"] == []

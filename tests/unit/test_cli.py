@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 
 from gd2fs.cli.probes import examine
 from gd2fs.cli.run import UP_DIRECTORY
+from gd2fs.config import Listen, bind
+from gd2fs.config.listen import bound
 from gd2fs.signing import Keys, Token
 
 # Nothing listens there: port 1 is reserved and needs root.
@@ -222,6 +225,32 @@ def test_the_gateway_starts_while_control_is_away(tmp_path: Path) -> None:
     finally:
         gateway.kill()
         gateway.wait()
+
+
+def test_a_port_that_is_taken_ends_up_in_words(tmp_path: Path) -> None:
+    (tmp_path / "gd2fs-data").mkdir()
+    (tmp_path / "gd2fs-data" / "control.log").write_text("of an earlier run\n")
+    with bind(Listen("127.0.0.1", 0)) as taken:
+        done = gd2fs("up", "--port", str(bound(taken).port), cwd=tmp_path)
+    assert done.returncode == 1 and "choose another port" in done.stderr
+    for noise in ("Traceback", "Errno", "earlier run"):
+        assert noise not in done.stderr
+
+
+def test_a_second_up_leaves_the_first_ones_directory_alone(tmp_path: Path) -> None:
+    (tmp_path / "gd2fs-data").mkdir()
+    with open(tmp_path / "gd2fs-data" / "running.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = gd2fs("up", "--port", "0", cwd=tmp_path)
+    assert done.returncode == 1 and "--data-dir" in done.stderr and "Traceback" not in done.stderr
+    assert [path.name for path in (tmp_path / "gd2fs-data").iterdir()] == ["running.lock"]
+
+
+def test_what_is_wrong_has_no_noise_around_it(tmp_path: Path) -> None:
+    done = gd2fs("engine", "--model", "nowhere.gguf", cwd=tmp_path)
+    assert done.stderr == "gd2fs: engine.model: nowhere.gguf is not a file; name a GGUF file\n"
+    done = gd2fs("token", "create", "--role", "boss", cwd=tmp_path)
+    assert done.returncode == 2 and "'boss' is not one of" in done.stderr and "Value error" not in done.stderr
 
 
 def test_up_keeps_its_state_in_one_plain_directory() -> None:

@@ -490,6 +490,12 @@ def test_models_and_health(world: World) -> None:
     assert health["status"] == "ok" and all(engine["healthy"] for engine in health["engines"])
 
 
+def test_a_wrong_address_is_answered_like_every_error(world: World) -> None:
+    for answer, status in ((world.http.get("/v1/chat"), 404), (world.http.get("/v1/chat/completions"), 405)):
+        assert answer.status_code == status and answer.json()["error"]["code"] == status
+        assert "POST /v1/chat/completions" in answer.json()["error"]["message"]
+
+
 def test_api_keys_are_asked_for() -> None:
     with contextlib.ExitStack() as stack:
         world = World(stack, api_keys=["sesame"])

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 
 from gd2fs.config import Loaded, load
+from gd2fs.config.serving import alone_in
 from gd2fs.node.agent import EXIT_REGISTRATION_LOST, Agent, incarnation_floor
 from gd2fs.node.link import ControlLink, RegistrationRefused
 from gd2fs.node.observe import create_app, prometheus_text
@@ -210,3 +211,13 @@ def test_beyond_loopback_metrics_want_a_token() -> None:
     assert asyncio.run(ask("/metrics", {"authorization": f"Bearer {token}x"})).status_code == 401
     assert asyncio.run(ask("/metrics", {"authorization": f"Bearer {token}"})).status_code == 200
     assert asyncio.run(ask("/health", {})).json() == {"status": "ok"}
+
+
+def test_a_second_node_over_one_data_directory_does_not_register(tmp_path: Path) -> None:
+    """Its registration would end the first node, and with it all the bytes that it holds."""
+    second = World(tmp_path, well)
+    directory = Path(second.loaded.settings.node.data_dir)
+    with alone_in(directory, "gd2fs node"), pytest.raises(OSError, match="choose another --data-dir"):
+        second.run()
+    assert second.requests == [] and second.natives == []
+    assert second.run(lambda w: w.count("/heartbeat") >= 1) == 0, "the lock went with its holder"

@@ -166,8 +166,13 @@ def rm(
     as_json: JsonFlag = False,
 ) -> None:
     """Delete a file or directory; its bytes are freed at once."""
+    from gd2fs.errors import NotEmpty
+
     with connect(control) as client:
-        client.delete(path, recursive=recursive)
+        try:
+            client.delete(path, recursive=recursive)
+        except NotEmpty as error:
+            raise NotEmpty(error.message.replace("recursive=true", "--recursive")) from None
     if as_json:
         print_json({"path": path, "deleted": True})
     else:

@@ -80,7 +80,8 @@ def escape(cell: Any) -> str:
 def report_failure(error: BaseException, as_json: bool) -> int:
     """Prints what failed, last line of stderr included, and returns the exit code."""
     if isinstance(error, typer.TyperException):
-        message, code = error.format_message(), getattr(error, "exit_code", 2)
+        message = error.format_message().replace("Value error, ", "")  # pydantic's, within typer
+        code = getattr(error, "exit_code", 2)
         context = getattr(error, "ctx", None)
         hint = f" (see `{context.command_path} --help`)" if context is not None else ""
         name = "USAGE"
@@ -88,6 +89,9 @@ def report_failure(error: BaseException, as_json: bool) -> int:
         message, code, hint, name = "interrupted", INTERRUPTED, "", "INTERRUPTED"
     else:
         message, hint = str(error) or type(error).__name__, ""
+        if isinstance(error, OSError) and error.strerror and not hasattr(error, "retryable"):
+            # Without "[Errno 2]", which tells people nothing.
+            message = error.strerror + (f": {error.filename}" if error.filename is not None else "")
         code = getattr(error, "exit_code", 1)
         known = hasattr(error, "retryable")  # an error of GD2FS itself, with a code and a name of its own
         name = getattr(error, "name", "") if known else type(error).__name__

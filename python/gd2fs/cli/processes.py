@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from gd2fs.cli.output import CommandFailed
 from gd2fs.config.serving import PARENT_VARIABLE
 
 # How much of a log is shown when a process ends unexpectedly.
@@ -22,7 +23,7 @@ LOG_TAIL_LINES = 15
 POLL_S = 0.02
 
 
-class ProcessFailed(Exception):
+class ProcessFailed(CommandFailed):
     """A child ended, or did not get ready in time; the message holds the end of its log."""
 
 
@@ -34,6 +35,8 @@ class Child:
     popen: subprocess.Popen[bytes]
     log: Path
     announced: Path
+    # Where this run begins in the log, which keeps those before it.
+    log_start: int = 0
 
     @property
     def running(self) -> bool:
@@ -41,7 +44,8 @@ class Child:
 
     def tail(self) -> str:
         with contextlib.suppress(OSError):
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+            text = self.log.read_bytes()[self.log_start :].decode(errors="replace")
+            return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
         return ""
 
 
@@ -74,6 +78,7 @@ class Processes:
         log = self._directory / f"{name}.log"
         command = [sys.executable, "-m", "gd2fs.cli", *arguments, "--announce", str(announced)]
         with open(log, "ab") as stream:
+            start = stream.tell()
             popen = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -84,7 +89,7 @@ class Processes:
                 # order.
                 start_new_session=True,
             )
-        child = Child(name, popen, log, announced)
+        child = Child(name, popen, log, announced, start)
         self._children.append(child)
         return child
 

@@ -48,6 +48,8 @@ def run_engine(loaded: Loaded, announce_path: Path | None) -> None:
 
     settings = loaded.settings
     listen = Listen.parse(settings.engine.listen)
+    if settings.engine.model and not Path(settings.engine.model).is_file():
+        raise FileNotFoundError(f"engine.model: {settings.engine.model} is not a file; name a GGUF file")
     # Lazily: an engine also answers while storage is away.
     with connect_loaded(loaded, lazily=True) if settings.engine.storage else nullcontext() as client:
         serve_engine(

@@ -10,6 +10,7 @@ import typer
 
 from gd2fs.cli.output import console, print_json
 from gd2fs.cli.processes import Child, Processes, ProcessFailed, terminate_as_interrupt
+from gd2fs.config.serving import alone_in
 
 # Control applies migrations at its first start; a node maps its memory.
 READY_S = 30.0
@@ -59,7 +60,7 @@ def run_cluster(nodes: int, memory: str, port: int, directory: Path, as_json: bo
     directory = directory.resolve()
     environment = _node_credentials()
     serves = False
-    with terminate_as_interrupt(), Processes(directory) as processes:
+    with alone_in(directory, "gd2fs up"), terminate_as_interrupt(), Processes(directory) as processes:
         try:
             _, control = start_control(processes, directory, port)
             children = [

@@ -54,6 +54,10 @@ def download(client: Client, path: str, local: str | os.PathLike[str], progress:
     if info.length is None:
         raise errors.Unavailable(f"{path}: its length is not known; the node that holds it can't be reached")
     target = Path(local)
+    if target.is_dir():
+        raise IsADirectoryError(f"{target} is a directory on this machine; name a file in it")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target.parent} is not a directory on this machine; make it first")
     partial = target.with_name(f"{target.name}.download-{secrets.token_hex(4)}")
     try:
         with open(partial, "xb") as sink, _reported(progress, f"get {path}") as report:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import json
 import os
 import resource
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,16 +71,37 @@ def serve(
 
 
 def announce(path: str | Path | None, facts: dict[str, Any]) -> None:
-    """Writes `facts` and the process id as JSON to `path`, whole or not at all; None writes nothing.
+    """Writes `facts` and the process id as JSON to `path`, whole or not at all; None tells a person, on
+    stderr.
 
     Whoever started this process on port 0 learns the real addresses from it, and that it serves.
     """
     if path is None:
+        sys.stderr.write(f"gd2fs: serves {facts['url']}; Ctrl-C stops it\n")
         return
     target = Path(path)
     partial = target.with_name(target.name + ".part")
     partial.write_text(json.dumps({"pid": os.getpid(), **facts}))
     partial.replace(target)
+
+
+@contextlib.contextmanager
+def alone_in(directory: Path, command: str) -> Iterator[None]:
+    """Holds the lock of a data directory, before anything else is done in its name: a second node over it
+    would register anew, which ends the first. The kernel lets go of it with this process.
+
+    Raises OSError (EBUSY).
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / "running.lock", "wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(
+                errno.EBUSY,
+                f"another `{command}` runs in {directory}; use that one, or choose another --data-dir",
+            ) from None
+        yield
 
 
 def allow_many_files() -> None:

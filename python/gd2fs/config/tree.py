@@ -134,7 +134,7 @@ class NodeConfig(Section):
     def _addresses(cls, value: list[str]) -> list[str]:
         for address in value:
             if not address.startswith("tcp://"):
-                raise ValueError(f"{address!r}: only tcp://HOST:PORT is built")
+                raise ValueError(f"{address!r} is not a data address; write tcp://HOST:PORT")
             Listen.parse(address, DATA_PORT)
         return value
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import httpx2
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from gd2fs.config.tree import GatewayConfig
@@ -131,6 +132,10 @@ class Gateway:
             {"error": {"message": message, "type": "gateway", "code": status}}, status, headers
         )
 
+    def no_such_route(self, request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path}: {error.detail}; there is POST /v1/chat/completions"
+        return self._error(error.status_code, f"{message}, GET /v1/models, /health and /metrics")
+
     def health(self) -> Response:
         ok = any(engine.healthy for engine in self.pool.engines)
         answer: dict[str, Any] = {"status": "ok" if ok else "no_engine"}
@@ -208,6 +213,10 @@ def create_app(engines: list[str], control: Control, config: GatewayConfig | Non
 
     app = FastAPI(title="GD2FS gateway", lifespan=lifespan)
     app.state.gateway = gateway
+
+    @app.exception_handler(HTTPException)
+    async def no_such_route(request: Request, error: HTTPException) -> Response:
+        return gateway.no_such_route(request, error)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:

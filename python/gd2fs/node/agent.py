@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from gd2fs.config import Listen, Loaded, bind, require_authentication
 from gd2fs.config.listen import bound
-from gd2fs.config.serving import Server, announce
+from gd2fs.config.serving import Server, alone_in, announce
 from gd2fs.config.tree import DATA_PORT
 from gd2fs.node.link import ControlLink, ControlUnreachable, RegistrationLost
 from gd2fs.node.observe import create_app
@@ -61,7 +61,8 @@ class Agent:
         """Serves until `stopping` is set (0) or control no longer knows this incarnation
         (EXIT_REGISTRATION_LOST).
 
-        Raises PermissionError if it would listen beyond loopback without keys, OSError if it cannot listen,
+        Raises PermissionError if it would listen beyond loopback without keys, OSError if it cannot listen or
+        another node runs over its data directory,
         RegistrationRefused if control will not have it.
         """
         config = self._config
@@ -70,7 +71,10 @@ class Agent:
             Listen.parse(config.http_listen),
         ]
         require_authentication("the node", listens, self._cluster.keys, "set GD2FS_CLUSTER_KEYS")
-        with bind(Listen.parse(config.http_listen)) as listener:
+        with (
+            alone_in(Path(config.data_dir), "gd2fs node"),
+            bind(Listen.parse(config.http_listen)) as listener,
+        ):
             self._http_url = bound(listener).url
             if not await self._register():
                 return 0
