@@ -53,13 +53,6 @@ pub fn piece_sums(offset: u64, mut data: &[u8]) -> Vec<u32> {
         .collect()
 }
 
-/// The first piece whose bytes do not match its sum, as (index, expected, actual).
-pub fn first_mismatch(offset: u64, data: &[u8], sums: &[u32]) -> Option<(usize, u32, u32)> {
-    let actual = piece_sums(offset, data);
-    debug_assert_eq!(actual.len(), sums.len());
-    actual.iter().zip(sums).position(|(a, b)| a != b).map(|i| (i, sums[i], actual[i]))
-}
-
 pub fn sums_to_bytes(sums: &[u32]) -> Vec<u8> {
     sums.iter().flat_map(|sum| sum.to_le_bytes()).collect()
 }

@@ -56,7 +56,6 @@ def _node_credentials() -> dict[str, str]:
 
 def run_cluster(nodes: int, memory: str, port: int, directory: Path, as_json: bool) -> None:
     """Runs until Ctrl-C. Raises ProcessFailed if a process ends by itself."""
-    directory.mkdir(parents=True, exist_ok=True)
     directory = directory.resolve()
     environment = _node_credentials()
     serves = False
