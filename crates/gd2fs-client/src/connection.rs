@@ -1,21 +1,21 @@
 //! One connection to a node: many requests under way, each with its own memory.
 //!
-//! The rule that everything here serves: a call returns only when nothing can touch its memory any more. The reader takes
-//! a request out of the table before it completes it; a call that gives up takes its own request out, and if the reader
-//! is receiving into its memory just then, it shuts the connection down and waits for the reader's end.
+//! The rule that everything here serves: a call returns only when nothing can touch its memory any more. The reader marks a
+//! request in the table while it receives into its memory; a call that gives up takes its own request out, and if its memory
+//! is in use just then, it shuts the connection down and waits for the connection's end.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use gd2fs_transport::{Frame, FrameError, Memory, Receiver, Sender};
+use gd2fs_transport::{Batch, Frame, FrameError, Memory, Receiver, Stream};
 use gd2fs_wire::code::{Code, Failure};
 use gd2fs_wire::header::{CONTROL_BYTES_MAX, Header, Opcode};
-use gd2fs_wire::sums;
+use gd2fs_wire::sums::{self, PieceSums};
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 
 use crate::dial::Dialed;
 use crate::handles::Handles;
@@ -29,8 +29,9 @@ pub(crate) struct Connection {
     pub generation: u64,
     pub incarnation: u32,
     pub handles: Handles,
-    sender: tokio::sync::Mutex<Sender>,
     table: Mutex<Table>,
+    /// Something was put into the outbox.
+    queued: Notify,
     closing: watch::Sender<bool>,
     ended: watch::Sender<bool>,
     /// Highest generation of this slot that ended with a write unanswered; shared with the slot.
@@ -38,6 +39,7 @@ pub(crate) struct Connection {
 }
 
 /// What goes out after the header.
+#[derive(Clone)]
 pub(crate) enum Outgoing {
     Nothing,
     Json(Vec<u8>),
@@ -51,40 +53,79 @@ pub(crate) struct Reply {
     pub json: Vec<u8>,
 }
 
-#[derive(Default)]
+type ReplyTo = oneshot::Sender<Result<Reply, Trouble>>;
+
 struct Table {
-    next: u64,
-    pending: HashMap<u64, Pending>,
+    /// Number of the request in `pending[0]`. A node answers in the order of sending, so the requests that wait lie close.
+    first: u64,
+    pending: VecDeque<Option<Pending>>,
+    /// Bounded by the link's window, as `pending` is.
+    outbox: VecDeque<Queued>,
+    /// What the writer is sending now: everything below has gone, everything from its end on waits in the outbox.
+    sending: Range<u64>,
     /// Set once: nothing is sent or received any more.
     end: Option<Failure>,
     frames_heard: u64,
+}
+
+struct Queued {
+    frame: Frame,
+    out: Outgoing,
 }
 
 struct Pending {
     asked: Header,
     landing: Option<Memory>,
     /// Taken by the reader while it receives into `landing`.
-    reply: Option<oneshot::Sender<Result<Reply, Trouble>>>,
+    reply: Option<ReplyTo>,
     since: Instant,
     frames_heard: u64,
 }
 
+impl Table {
+    fn next(&self) -> u64 {
+        self.first + self.pending.len() as u64
+    }
+
+    fn pending(&mut self, number: u64) -> Option<&mut Option<Pending>> {
+        let index = number.checked_sub(self.first)?;
+        self.pending.get_mut(usize::try_from(index).ok()?)
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Pending> {
+        let removed = self.pending(number)?.take();
+        while matches!(self.pending.front(), Some(None)) {
+            self.pending.pop_front();
+            self.first += 1;
+        }
+        removed
+    }
+}
+
 impl Connection {
-    /// Must run inside the client's runtime: the reader is spawned there.
+    /// Must run inside the client's runtime: what sends and receives is spawned there.
     pub fn start(dialed: Dialed, doubted: Arc<AtomicU64>) -> Arc<Connection> {
         let Dialed { stream, receiver, generation, incarnation } = dialed;
+        // Number 0 was HELLO's.
+        let table = Table {
+            first: 1,
+            pending: VecDeque::new(),
+            outbox: VecDeque::new(),
+            sending: 1..1,
+            end: None,
+            frames_heard: 0,
+        };
         let connection = Arc::new(Connection {
             generation,
             incarnation,
             handles: Handles::default(),
-            sender: tokio::sync::Mutex::new(Sender::new(stream.clone())),
-            // Number 0 was HELLO's.
-            table: Mutex::new(Table { next: 1, ..Table::default() }),
+            table: Mutex::new(table),
+            queued: Notify::new(),
             closing: watch::Sender::new(false),
             ended: watch::Sender::new(false),
             doubted,
         });
-        tokio::spawn(connection.clone().read_replies(stream, receiver));
+        tokio::spawn(connection.clone().run(stream, receiver));
         connection
     }
 
@@ -114,85 +155,63 @@ impl Connection {
         stop: &mut Stop,
     ) -> Result<Reply, Trouble> {
         let (sender, mut receiver) = oneshot::channel();
-        let mut number = None;
         let frame = Frame { header, ext, sums: sums_of(&header, out) };
-        let failure = match stop.race(self.send(frame, out, landing, sender, &mut number)).await {
-            Ok(Ok(())) => match stop.race(&mut receiver).await {
-                Ok(reply) => return reply.unwrap_or_else(|_| Err(self.lost())),
-                Err(failure) => Trouble::Stopped(failure),
-            },
-            Ok(Err(trouble)) => trouble,
+        let number = self.submit(Queued { frame, out: out.clone() }, landing, sender)?;
+        let failure = match stop.race(&mut receiver).await {
+            Ok(reply) => return reply.unwrap_or_else(|_| Err(self.lost())),
             Err(failure) => Trouble::Stopped(failure),
         };
-        let Some(number) = number else { return Err(failure) };
         if self.forget(number) {
             return Err(failure);
         }
-        // The reader has it: either it is done, or it ends with the connection that `forget` has shut down.
+        // Reader or writer have it: either it is done, or it ends with the connection that `forget` has shut down.
         match receiver.await {
             Ok(Ok(reply)) => Ok(reply),
             _ => Err(failure),
         }
     }
 
-    async fn send(
-        &self,
-        mut frame: Frame,
-        out: &Outgoing,
-        landing: Option<Memory>,
-        reply: oneshot::Sender<Result<Reply, Trouble>>,
-        number: &mut Option<u64>,
-    ) -> Result<(), Trouble> {
-        let sender = self.sender.lock().await;
-        let mut header = frame.header;
-        // Numbers rise in the order of sending, so they are given under the send lock.
-        header.request = self.register(header, landing, reply)?;
-        *number = Some(header.request);
-        frame.header = header;
-        // A frame that is not sent to its end makes the connection useless, also when this future is dropped.
-        let unfinished = ShutOnDrop(self);
-        let sent = match out {
-            Outgoing::Nothing => sender.bare(frame).await,
-            Outgoing::Json(payload) => sender.json(frame, payload).await,
-            // SAFETY: the memory is the caller's until its request completes, which `call` sees to.
-            Outgoing::Data(memory) => unsafe { sender.data(frame, memory) }.await,
-        };
-        sent.map_err(|error| Trouble::Lost(FrameError::Io(error).into_failure()))?;
-        std::mem::forget(unfinished);
-        Ok(())
-    }
-
-    fn register(
-        &self,
-        asked: Header,
-        landing: Option<Memory>,
-        reply: oneshot::Sender<Result<Reply, Trouble>>,
-    ) -> Result<u64, Trouble> {
+    /// Queues a request; its number.
+    fn submit(&self, mut queued: Queued, landing: Option<Memory>, reply: ReplyTo) -> Result<u64, Trouble> {
         let mut table = self.table.lock();
         if let Some(end) = &table.end {
             return Err(Trouble::Lost(end.clone()));
         }
-        let number = table.next;
-        table.next += 1;
+        let number = table.next();
+        queued.frame.header.request = number;
         let frames_heard = table.frames_heard;
+        let asked = queued.frame.header;
         let pending = Pending { asked, landing, reply: Some(reply), since: Instant::now(), frames_heard };
-        table.pending.insert(number, pending);
+        table.pending.push_back(Some(pending));
+        let first = table.outbox.is_empty();
+        table.outbox.push_back(queued);
+        drop(table);
+        if first {
+            self.queued.notify_one();
+        }
         Ok(number)
     }
 
-    /// Gives a request up. True: it was still waiting, and its memory is free. False: the reader has it, and completes it or
-    /// drops it soon.
+    /// Gives a request up. True: its memory is free. False: it is in use, and the request completes soon or is dropped.
     fn forget(&self, number: u64) -> bool {
         let mut table = self.table.lock();
-        let Some(pending) = table.pending.get(&number) else { return false };
-        if pending.reply.is_none() {
+        let sending = table.sending.clone();
+        let Some(Some(pending)) = table.pending(number) else { return false };
+        let write = pending.asked.opcode == Opcode::Write as u8;
+        if pending.reply.is_none() || (write && sending.contains(&number)) {
             drop(table);
             self.shut();
             return false;
         }
-        let silent = pending.frames_heard == table.frames_heard && pending.since.elapsed() >= SILENCE_MAX;
-        let write = pending.asked.opcode == Opcode::Write as u8;
-        table.pending.remove(&number);
+        let (heard, since) = (pending.frames_heard, pending.since);
+        table.remove(number);
+        if number >= sending.end {
+            // It was never sent: nobody but us has heard of it.
+            let index = table.outbox.iter().position(|queued| queued.frame.header.request == number);
+            index.and_then(|index| table.outbox.remove(index));
+            return true;
+        }
+        let silent = heard == table.frames_heard && since.elapsed() >= SILENCE_MAX;
         drop(table);
         if write {
             // The node may still apply it. The slot sends no write before a newer HELLO has fenced this connection.
@@ -209,29 +228,60 @@ impl Connection {
         Trouble::Lost(end.unwrap_or_else(|| Failure::new(Code::Disconnected, "the connection was closed")))
     }
 
-    async fn read_replies(self: Arc<Self>, stream: Arc<TcpStream>, mut receiver: Receiver) {
+    /// Sends and receives until the end. One task does both, so that with its end nobody touches any memory any more.
+    async fn run(self: Arc<Self>, stream: Arc<Stream>, mut receiver: Receiver) {
         let mut closing = self.closing.subscribe();
         let error = tokio::select! {
             error = self.receive_all(&mut receiver) => error,
+            error = self.send_all(&stream) => error,
             _ = closing.wait_for(|closing| *closing) => {
                 Failure::new(Code::Disconnected, "the connection was given up after a transfer on it had failed")
             }
         };
-        // Here the future that received is gone, and with it the last one who could write into anybody's memory.
+        stream.shut();
         let pending = {
             let mut table = self.table.lock();
             // Whatever was malformed, a caller can only know that the connection broke with its request under way.
             table.end = Some(Failure::new(Code::Disconnected, error.message));
+            table.outbox.clear();
             std::mem::take(&mut table.pending)
         };
-        if pending.values().any(|pending| pending.asked.opcode == Opcode::Write as u8) {
+        if pending.iter().flatten().any(|pending| pending.asked.opcode == Opcode::Write as u8) {
             self.doubted.fetch_max(self.generation, Ordering::SeqCst);
         }
         drop(pending);
         self.shut();
-        // A sender may hold the other end of the socket in a blocked send: this wakes it.
-        shut_socket(&stream);
         self.ended.send_replace(true);
+    }
+
+    /// Sends what is in the outbox, and what comes into it. Returns why that can't go on.
+    async fn send_all(&self, stream: &Stream) -> Failure {
+        let mut batch = Batch::default();
+        loop {
+            batch.clear();
+            {
+                let mut table = self.table.lock();
+                while !batch.is_full()
+                    && let Some(Queued { frame, out }) = table.outbox.pop_front()
+                {
+                    match out {
+                        Outgoing::Nothing => batch.push(frame),
+                        Outgoing::Json(payload) => batch.push_json(frame, &payload),
+                        Outgoing::Data(memory) => batch.push_data(frame, memory),
+                    }
+                }
+                let upto = table.outbox.front().map_or(table.next(), |queued| queued.frame.header.request);
+                table.sending = table.sending.end..upto;
+            }
+            if batch.is_empty() {
+                self.queued.notified().await;
+                continue;
+            }
+            // SAFETY: the memory is the caller's until its request completes, which `call` sees to.
+            if let Err(error) = unsafe { batch.send(stream) }.await {
+                return FrameError::Io(error).into_failure();
+            }
+        }
     }
 
     async fn receive_all(&self, receiver: &mut Receiver) -> Failure {
@@ -268,18 +318,17 @@ impl Connection {
         let mut result = Ok(());
         if data {
             let memory = landing.unwrap_or_default().prefix(header.length as usize);
+            let mut sums = (!asked_raw).then(|| PieceSums::new(header.offset));
             // SAFETY: the memory is the request's until its reply is sent or dropped below.
-            unsafe { receiver.scatter(&memory) }.await?;
-            if !asked_raw {
-                result = verify(&frame, &memory);
-            }
+            unsafe { receiver.scatter(&memory, sums.as_mut()) }.await?;
+            result = sums.map_or(Ok(()), |sums| verify(&frame, &sums.finish()));
         } else if header.payload_bytes() > 0 {
             json = receiver.json(&frame).await?;
         }
         if header.code() != Code::Ok {
             result = Err(frame.failure());
         }
-        self.table.lock().pending.remove(&header.request);
+        self.table.lock().remove(header.request);
         // A caller that is gone needs no reply.
         let _ = reply.send(result.map(|()| Reply { frame, json }).map_err(Trouble::Refused));
         Ok(())
@@ -287,20 +336,16 @@ impl Connection {
 
     /// Checks a reply against what was asked and takes memory and reply slot; None if nobody waits any more. The entry stays in
     /// the table, so that whoever gives the request up sees that the reader is at it.
-    #[allow(clippy::type_complexity)]
-    fn take(
-        &self,
-        header: &Header,
-    ) -> Result<Option<(Option<Memory>, bool, oneshot::Sender<Result<Reply, Trouble>>)>, Failure> {
+    fn take(&self, header: &Header) -> Result<Option<(Option<Memory>, bool, ReplyTo)>, Failure> {
         let mut table = self.table.lock();
         table.frames_heard += 1;
         if !header.is_response() || header.incarnation != self.incarnation {
             return Err(bad_reply("neither a reply nor of this incarnation".into()));
         }
-        if header.request == 0 || header.request >= table.next {
+        if header.request == 0 || header.request >= table.sending.end {
             return Err(bad_reply(format!("request {} was never sent", header.request)));
         }
-        let Some(pending) = table.pending.get_mut(&header.request) else { return Ok(None) };
+        let Some(Some(pending)) = table.pending(header.request) else { return Ok(None) };
         check_reply(&pending.asked, header)?;
         let reply = pending.reply.take().expect("one reader takes each reply once");
         Ok(Some((pending.landing.take(), pending.asked.is_raw(), reply)))
@@ -338,10 +383,7 @@ fn bad_reply(why: String) -> Failure {
     Failure::new(Code::BadFrame, format!("the node sent a reply that makes no sense: {why}"))
 }
 
-fn verify(frame: &Frame, memory: &Memory) -> Result<(), Failure> {
-    let (offset, length) = (frame.header.offset, u64::from(frame.header.length));
-    // SAFETY: the reader alone uses the memory until the reply is sent.
-    let actual = unsafe { memory.sums(sums::piece_lengths(offset, length)) };
+fn verify(frame: &Frame, actual: &[u32]) -> Result<(), Failure> {
     match actual.iter().zip(&frame.sums).position(|(actual, sum)| actual != sum) {
         None => Ok(()),
         Some(piece) => Err(Failure::new(
@@ -358,19 +400,5 @@ fn sums_of(header: &Header, out: &Outgoing) -> Vec<u32> {
             unsafe { memory.sums(sums::piece_lengths(header.offset, memory.len() as u64)) }
         }
         _ => Vec::new(),
-    }
-}
-
-fn shut_socket(stream: &TcpStream) {
-    use std::os::fd::AsRawFd;
-    // SAFETY: the descriptor is open; a socket that is not connected any more is what we want.
-    unsafe { libc::shutdown(stream.as_raw_fd(), libc::SHUT_RDWR) };
-}
-
-struct ShutOnDrop<'a>(&'a Connection);
-
-impl Drop for ShutOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.shut();
     }
 }

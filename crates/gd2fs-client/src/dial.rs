@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use gd2fs_transport::{Frame, Receiver, Sender};
+use gd2fs_transport::{Batch, Frame, Receiver, Stream};
 use gd2fs_wire::code::{Code, Failure};
 use gd2fs_wire::header::{Header, Opcode, VERSION};
 use gd2fs_wire::messages::{Hello, HelloReply};
@@ -36,7 +36,7 @@ pub(crate) struct Caller {
 }
 
 pub(crate) struct Dialed {
-    pub stream: Arc<TcpStream>,
+    pub stream: Arc<Stream>,
     pub receiver: Receiver,
     pub generation: u64,
     pub incarnation: u32,
@@ -66,7 +66,7 @@ impl Caller {
             let address = addresses[(slot as usize + turn) % addresses.len()];
             // All addresses share the one timeout.
             match timeout(CONNECT_TIMEOUT / addresses.len() as u32, connect(address, nic)).await {
-                Ok(Ok(stream)) => return self.hello(node, address, stream, slot).await,
+                Ok(Ok(stream)) => return self.hello(node, address, stream.into(), slot).await,
                 Ok(Err(error)) => last = format!("{address}: {error}"),
                 Err(_) => last = format!("{address}: no answer to a connection within {CONNECT_TIMEOUT:?}"),
             }
@@ -82,7 +82,7 @@ impl Caller {
         &self,
         node: Option<&str>,
         address: SocketAddr,
-        stream: TcpStream,
+        stream: Stream,
         slot: u32,
     ) -> Result<Dialed, Trouble> {
         let stream = Arc::new(stream);
@@ -98,8 +98,10 @@ impl Caller {
             generation,
         };
         let exchange = async {
-            let frame = Frame::with_message(Header::request(Opcode::Hello, 0), &hello)?;
-            Sender::new(stream.clone()).bare(frame).await?;
+            let mut batch = Batch::default();
+            batch.push(Frame::with_message(Header::request(Opcode::Hello, 0), &hello)?);
+            // SAFETY: it has no payload.
+            unsafe { batch.send(&stream) }.await?;
             receiver.frame().await
         };
         let reply = match timeout(HELLO_TIMEOUT, exchange).await {
