@@ -118,43 +118,6 @@ impl PieceSums {
     }
 }
 
-/// Sums the pieces of a range that comes in any cuts.
-pub struct PieceSums {
-    digest: crc_fast::Digest,
-    /// Bytes until the next 32 KiB offset of the file.
-    left: u64,
-    sums: Vec<u32>,
-}
-
-impl PieceSums {
-    /// `offset` is where the range begins in its file.
-    pub fn new(offset: u64) -> PieceSums {
-        let left = PIECE_BYTES - offset % PIECE_BYTES;
-        PieceSums { digest: crc_fast::Digest::new(Crc32Iscsi), left, sums: Vec::new() }
-    }
-
-    pub fn update(&mut self, mut bytes: &[u8]) {
-        while bytes.len() as u64 >= self.left {
-            let (now, later) = bytes.split_at(self.left as usize);
-            self.digest.update(now);
-            self.sums.push(self.digest.finalize_reset() as u32);
-            (self.left, bytes) = (PIECE_BYTES, later);
-        }
-        if !bytes.is_empty() {
-            self.digest.update(bytes);
-            self.left -= bytes.len() as u64;
-        }
-    }
-
-    /// One sum for each piece that the range touches.
-    pub fn finish(mut self) -> Vec<u32> {
-        if self.digest.get_amount() > 0 {
-            self.sums.push(self.digest.finalize() as u32);
-        }
-        self.sums
-    }
-}
-
 pub fn sums_to_bytes(sums: &[u32]) -> Vec<u8> {
     sums.iter().flat_map(|sum| sum.to_le_bytes()).collect()
 }
