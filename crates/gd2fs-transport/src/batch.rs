@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use crate::frame::Frame;
 use crate::memory::Memory;
@@ -15,7 +16,7 @@ pub struct Batch {
     frames: Vec<Cut>,
     bytes: usize,
     /// Goes out with the first byte.
-    descriptor: Option<OwnedFd>,
+    descriptor: Option<Arc<OwnedFd>>,
 }
 
 struct Cut {
@@ -68,7 +69,7 @@ impl Batch {
     }
 
     /// A descriptor for the peer, which belongs to the first frame.
-    pub fn attach(&mut self, descriptor: OwnedFd) {
+    pub fn attach(&mut self, descriptor: Arc<OwnedFd>) {
         self.descriptor = Some(descriptor);
     }
 

@@ -141,6 +141,13 @@ impl Receiver {
         Ok(())
     }
 
+    /// Drops what comes until the peer has closed its end.
+    pub async fn drain(&mut self) {
+        while matches!(self.has_next().await, Ok(true)) {
+            self.start = self.end;
+        }
+    }
+
     async fn exact(&mut self, mut into: &mut [u8]) -> io::Result<()> {
         while !into.is_empty() {
             if !self.has_next().await? {
