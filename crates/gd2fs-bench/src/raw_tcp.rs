@@ -68,9 +68,10 @@ unsafe fn serve_one(stream: &TcpStream, memory: Slice) -> io::Result<()> {
             return Err(io::Error::other("a request beyond the end of the memory"));
         }
         let part = memory.part(offset, length);
-        // SAFETY: the promise of `serve`; askers of one measurement never ask for overlapping writes.
         match operation {
+            // SAFETY: the promise of `serve`.
             Operation::Read => unsafe { send(stream, [part]) }?,
+            // SAFETY: as above; askers of one measurement never ask for overlapping writes.
             Operation::Write => unsafe {
                 receive(stream, part)?;
                 send(stream, [local(&mut request)])?;
@@ -145,9 +146,10 @@ impl RawTcp {
             .iter()
             .map(|stream| {
                 let parts = &parts;
-                // SAFETY: the caller's promise; every part is taken once.
                 move || match operation {
+                    // SAFETY: the caller's promise; every part is taken once.
                     Operation::Read => unsafe { read(stream, parts, ahead) },
+                    // SAFETY: as above.
                     Operation::Write => unsafe { write(stream, parts, ahead) },
                 }
             })

@@ -108,8 +108,9 @@ impl RawTcp {
         let inside = exit::enter(py);
         let operation = if write { Operation::Write } else { Operation::Read };
         // SAFETY: the Python interface asks its caller for a mapped range that nobody else uses.
-        let time =
-            exit::detach(py, &inside, || unsafe { self.0.run(operation, offset, slice(memory), part_bytes, ahead) })?;
+        let time = exit::detach(py, &inside, || unsafe {
+            self.0.run(operation, offset, slice(memory), part_bytes, ahead)
+        })?;
         Ok(time.as_secs_f64())
     }
 }

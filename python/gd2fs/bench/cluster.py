@@ -92,7 +92,7 @@ class User:
         self._client.write(path, 0, self._cluster.source.array[: self._cluster.span])
 
     def read(self, case: Case) -> Contender:
-        span, count = self._cluster.span, requests(case.size, self._cluster.span)
+        span, count = self._cluster.span, requests(case.op, case.size, self._cluster.span)
         memory = self._library_memory() if case.memory == "library" else self._cluster.target
         places, lengths, gather = self._places(case, count)
         run = self._requests(case, READ_PATH, count, memory.address + places, lengths)
@@ -109,7 +109,7 @@ class User:
 
     def write(self, case: Case) -> Contender:
         """Overwrites what is there with, by turns, the bytes of two places of the source."""
-        memory, count = self._written_from(case.memory), requests(case.size, self._cluster.span)
+        memory, count = self._written_from(case.memory), requests(case.op, case.size, self._cluster.span)
         places, lengths, gather = self._places(case, count)
         runs = [
             self._requests(case, WRITE_PATH, count, memory.address + places + shift, lengths)
