@@ -22,7 +22,7 @@ _SCRIPT = """
 import sys
 from gd2fs import _native
 node = _native.Node(sys.argv[1])
-print(node.addresses()[0], flush=True)
+print(*node.addresses(), flush=True)
 while not node.wait(600_000):
     pass
 """
@@ -38,6 +38,7 @@ class RealNode:
         self._directory = tempfile.TemporaryDirectory(prefix="gd2fs-node-")
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
+        self.addresses: list[str] = []
         self.start()
 
     def start(self) -> None:
@@ -56,7 +57,9 @@ class RealNode:
         command = [sys.executable, "-c", _SCRIPT, json.dumps(config)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self._process.stdout
-        self.address = self._process.stdout.readline().strip()
+        self.addresses = self._process.stdout.readline().split()
+        assert self.addresses, "the node did not start"
+        self.address = self.addresses[0]
         assert self.address.startswith("tcp://"), "the node did not start"
 
     def pause(self) -> None:
@@ -115,7 +118,7 @@ def sign(
         expiry,
     )
     replicas = [
-        {"node": node.name, "incarnation": node.incarnation, "addresses": [node.address]} for node in nodes
+        {"node": node.name, "incarnation": node.incarnation, "addresses": node.addresses} for node in nodes
     ]
     return {
         "file": file,

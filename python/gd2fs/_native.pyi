@@ -46,13 +46,15 @@ class Client:
         nics: list[str] = ...,
         io_threads: int = 2,
         streams: int = 4,
+        transport: str = "auto",
         verify: bool = True,
         outstanding_bytes_max: int = ...,
     ) -> None:
         """Does not connect. ``addresses`` are ``http://HOST:PORT`` of control and may be empty where only
         layouts that travel with requests are used; ``nics`` are local IP addresses; ``streams`` counts
-        connections per node and NIC. What is submitted beyond ``outstanding_bytes_max`` bytes (default 1
-        GiB) waits."""
+        connections per node and NIC; ``transport`` is "tcp", "shm" (nodes of this host only) or "auto":
+        shared memory where a node is on this host, else TCP. What is submitted beyond
+        ``outstanding_bytes_max`` bytes (default 1 GiB) waits."""
 
     def control(self, method: str, path: str, body: bytes | None, timeout_ms: int) -> tuple[int, bytes]:
         """An HTTP call to control: status and body. Blocks. Raises Unavailable, Timeout, Invalid."""
@@ -68,15 +70,38 @@ class Client:
         """Starts writing ``buffers`` at byte ``offset``."""
 
     def submit_read_at(
-        self, layout: str, offset: int, addresses: Buffer, lengths: Buffer, timeout_ms: int
+        self,
+        layout: str,
+        offset: int,
+        addresses: Buffer,
+        lengths: Buffer,
+        timeout_ms: int,
+        iomem: IOMEM | None = None,
     ) -> int:
-        """As ``submit_read``, into fragments given by two arrays of uint64. Nothing keeps them alive but
-        the caller."""
+        """As ``submit_read``, into fragments given by two arrays of uint64: addresses, and lengths in bytes.
+        They must lie in ``iomem``, which is kept until the request is reaped; without it nothing is checked,
+        and only the caller keeps them alive."""
 
     def submit_write_at(
-        self, layout: str, offset: int, addresses: Buffer, lengths: Buffer, timeout_ms: int
+        self,
+        layout: str,
+        offset: int,
+        addresses: Buffer,
+        lengths: Buffer,
+        timeout_ms: int,
+        iomem: IOMEM | None = None,
     ) -> int:
         """As ``submit_write``, from fragments as in ``submit_read_at``."""
+
+    def alloc(self, length: int) -> IOMEM:
+        """Memory of ``length`` bytes (zeros) that a node of this host reaches by itself, without a copy by
+        the client. Raises NoSpace where the system has none."""
+
+    def register(self, buffer: Buffer) -> IOMEM:
+        """Registers writable memory that lies in one piece; it is kept until ``close``. Raises BadRequest."""
+
+    def register_at(self, address: int, length: int) -> IOMEM:
+        """Registers ``length`` bytes at ``address``, which the caller keeps alive. Raises BadRequest."""
 
     def cancel(self, request: int) -> None:
         """Asks for an early end; the request still completes, as CANCELLED or with its result."""
@@ -103,6 +128,26 @@ class Client:
     def close(self) -> None:
         """Completes every request as CANCELLED and ends all threads, within about a second. Idempotent."""
 
+class IOMEM:
+    """Memory for transfers: registered once, used by many requests, which hold it too. Library memory is a
+    writable buffer (``memoryview``, ``numpy.frombuffer``) and may outlive the client."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def length(self) -> int:
+        """Bytes."""
+
+    @property
+    def kind(self) -> str:
+        """ "library": from `Client.alloc`; "foreign": registered."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def close(self) -> None:
+        """Takes no new requests by address and no new views. Foreign memory is let go when its requests are
+        done; library memory when this object, its views and its requests are gone. Idempotent."""
+
 class NodeLink:
     """Control's line to the nodes: SEAL, DELETE and STAT. Connections are kept, one per address, at most
     256."""
@@ -121,7 +166,9 @@ class Node:
     def __init__(self, config_json: str) -> None:
         """Starts serving. ``config_json`` is an object with ``cluster``, ``node``, ``incarnation`` (above
         every earlier one of this node), ``keys`` (as GD2FS_CLUSTER_KEYS, "" for the development key),
-        ``listen`` (a list of ``tcp://IP[:PORT]``), ``memory_bytes``, ``data_dir``, ``connections_max``.
+        ``listen`` (a list of ``tcp://IP[:PORT]``), ``memory_bytes``, ``data_dir``, ``connections_max``,
+        ``shm`` ("auto", "off" or the path of a socket: for clients of this host) and ``io_threads`` (0: one
+        for each core, at most 16).
 
         Raises Invalid naming the field, or what in the data directory does not fit; Unavailable where an
         address cannot be listened on."""

@@ -35,9 +35,9 @@ def node() -> Iterator[RealNode]:
         yield one
 
 
-@pytest.fixture
-def client() -> Iterator[Client]:
-    with Client([], cluster=CLUSTER, token="") as one:
+@pytest.fixture(params=["tcp", "shm"])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    with Client([], cluster=CLUSTER, token="", transport=request.param) as one:
         yield one
 
 
@@ -167,6 +167,8 @@ def test_a_node_stopped_in_mid_read_touches_nothing_later(client: Client, node: 
     mark = noise(64 * MIB, 9)
     for wait_s in (0.0, 0.002, 0.005, 0.01, 0.02):
         buffer = np.zeros(64 * MIB, np.uint8)
+        if wait_s == 0.0:
+            node.pause()
         request = file.submit_read(0, buffer, timeout_s=0.5)
         time.sleep(wait_s)
         node.pause()
@@ -232,7 +234,8 @@ def test_memory_of_a_write_that_timed_out_may_be_reused(client: Client, node: Re
 
 
 def test_a_node_killed_in_mid_transfer_is_an_error_soon(client: Client, node: RealNode) -> None:
-    file = client.open_layout(sign([node]))
+    layout = sign([node])
+    file = client.open_layout(layout)
     data = noise(64 * MIB)
     file.write(0, data)
     buffers = [np.zeros(64 * MIB, np.uint8) for _ in range(4)]
@@ -251,8 +254,9 @@ def test_a_node_killed_in_mid_transfer_is_an_error_soon(client: Client, node: Re
         file.read_into(0, buffers[0])
     # Back with a new incarnation: what it held is lost, and the client says so instead of reading on.
     node.start()
+    layout["columns"][0]["replicas"][0]["addresses"] = node.addresses
     with pytest.raises(errors.StaleIncarnation):
-        file.read_into(0, buffers[0])
+        client.open_layout(layout).read_into(0, buffers[0])
 
 
 def test_a_node_that_returns_in_time_is_not_an_error(client: Client, node: RealNode) -> None:

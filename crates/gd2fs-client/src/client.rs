@@ -15,9 +15,10 @@ use tokio::sync::Semaphore;
 
 use crate::completion::{Completion, Completions};
 use crate::control::Control;
-use crate::dial::Caller;
+use crate::dial::{Caller, Transport};
 use crate::layouts::Layouts;
-use crate::link::Links;
+use crate::link::{Links, Ways};
+use crate::region::{Region, Regions};
 use crate::request::{BUDGET_UNIT_BYTES, Direction, Request, Shared};
 use crate::stats::{Stats, add};
 use crate::stop::Stopper;
@@ -42,6 +43,7 @@ pub struct Options {
     pub io_threads: usize,
     /// Connections per node and NIC.
     pub streams: usize,
+    pub transport: Transport,
     pub verify: bool,
     /// Bytes of all requests together that may be under way; further requests wait.
     pub outstanding_bytes_max: u64,
@@ -56,6 +58,7 @@ impl Default for Options {
             nics: Vec::new(),
             io_threads: 2,
             streams: 4,
+            transport: Transport::Auto,
             verify: true,
             outstanding_bytes_max: 1 << 30,
         }
@@ -106,13 +109,14 @@ impl Client {
         check("streams", options.streams, STREAMS_MAX)?;
         let internal = |error: std::io::Error| Failure::new(Code::Internal, error.to_string());
         let budget_units = options.outstanding_bytes_max.div_ceil(BUDGET_UNIT_BYTES).clamp(1, 1 << 28);
+        let (regions, mut gone) = Regions::new();
         let shared = Shared {
             control: Control::new(&options.addresses, &options.token)?,
             layouts: Layouts::default(),
             links: Links::default(),
             caller: Arc::new(Caller::new(&options.cluster, &options.token).map_err(internal)?),
-            nics: options.nics.clone(),
-            streams: options.streams,
+            ways: Ways { transport: options.transport, nics: options.nics.clone(), streams: options.streams },
+            regions,
             verify: options.verify,
             budget: Arc::new(Semaphore::new(budget_units as usize)),
             budget_units,
@@ -129,8 +133,17 @@ impl Client {
             })
             .build()
             .map_err(internal)?;
+        let shared = Arc::new(shared);
+        let links = Arc::downgrade(&shared);
+        runtime.spawn(async move {
+            while let Some(region) = gone.recv().await
+                && let Some(shared) = links.upgrade()
+            {
+                shared.links.unmap(region);
+            }
+        });
         Ok(Client {
-            shared: Arc::new(shared),
+            shared,
             requests: Arc::default(),
             completions: Arc::new(Completions::new().map_err(internal)?),
             runtime: Mutex::new(Some(runtime)),
@@ -202,6 +215,11 @@ impl Client {
         if let Some(stopper) = self.requests.table.lock().stoppers.get(&request) {
             stopper.cancel();
         }
+    }
+
+    /// Memory that nodes of this host can fill and empty by themselves; `length` bytes at least, in whole pages.
+    pub fn allocate(&self, length: usize) -> Result<Arc<Region>, Failure> {
+        self.shared.regions.allocate(length)
     }
 
     pub fn completions(&self) -> &Completions {

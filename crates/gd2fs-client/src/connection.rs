@@ -1,90 +1,167 @@
 //! One connection to a node: many requests under way, each with its own memory.
 //!
-//! The rule that everything here serves: a call returns only when nothing can touch its memory any more. The reader takes
-//! a request out of the table before it completes it; a call that gives up takes its own request out, and if the reader
-//! is receiving into its memory just then, it shuts the connection down and waits for the reader's end.
+//! The rule that everything here serves: a call returns only when nothing can touch its memory any more. The reader marks a
+//! request in the table while it receives into its memory; a call that gives up takes its own request out, and if its memory
+//! is in use just then, it shuts the connection down and waits for the connection's end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use gd2fs_transport::{Frame, FrameError, Memory, Receiver, Sender};
+use gd2fs_transport::{Batch, Frame, FrameError, Memory, Receiver, Stream};
 use gd2fs_wire::code::{Code, Failure};
 use gd2fs_wire::header::{CONTROL_BYTES_MAX, Header, Opcode};
-use gd2fs_wire::sums;
+use gd2fs_wire::messages::{Map, Unmap};
+use gd2fs_wire::sums::{self, PieceSums};
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, OnceCell, oneshot, watch};
+use tokio::time::timeout;
 
 use crate::dial::Dialed;
-use crate::handles::Handles;
-use crate::stop::Stop;
+use crate::handles::{Handles, deadline_ms};
+use crate::one_sided::Held;
+use crate::staging::Ring;
+use crate::stop::{Stop, Stopper};
 use crate::trouble::Trouble;
 
 /// A request that timed out after this long, and nothing at all was heard meanwhile: the connection is not worth keeping.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 
+/// A node that works answers a request that was given up within this time.
+const ANSWER_TIME: Duration = Duration::from_millis(250);
+/// And closes its end of a connection that has ended within this; beyond it memory is taken from the node.
+const END_TIME: Duration = Duration::from_millis(500);
+const UNMAP_TIMEOUT: Duration = Duration::from_secs(5);
+
 pub(crate) struct Connection {
     pub generation: u64,
     pub incarnation: u32,
     pub handles: Handles,
-    sender: tokio::sync::Mutex<Sender>,
+    stream: Arc<Stream>,
+    /// Regions that the node has mapped for this connection, or is mapping.
+    mapped: Mutex<HashMap<u32, Arc<OnceCell<()>>>>,
+    ring: OnceCell<Arc<Ring>>,
     table: Mutex<Table>,
+    /// Something was put into the outbox.
+    queued: Notify,
     closing: watch::Sender<bool>,
     ended: watch::Sender<bool>,
     /// Highest generation of this slot that ended with a write unanswered; shared with the slot.
     doubted: Arc<AtomicU64>,
 }
 
+/// One request.
+pub(crate) struct Call {
+    pub header: Header,
+    pub ext: Vec<u8>,
+    /// Of data that the node fetches itself.
+    pub sums: Vec<u32>,
+    pub out: Outgoing,
+    pub held: Held,
+}
+
 /// What goes out after the header.
+#[derive(Clone)]
 pub(crate) enum Outgoing {
     Nothing,
     Json(Vec<u8>),
+    /// Straight from the caller's memory.
     Data(Memory),
+    /// Nothing, but a descriptor beside it.
+    Descriptor(Arc<OwnedFd>),
+    /// Nothing; the reply's data is received into the caller's memory.
+    Landing(Memory),
 }
 
-#[derive(Debug)]
 pub(crate) struct Reply {
     pub frame: Frame,
     /// Of operations whose payload is JSON.
     pub json: Vec<u8>,
+    /// What the node has filled.
+    _held: Held,
 }
 
-#[derive(Default)]
+type ReplyTo = oneshot::Sender<Result<Reply, Trouble>>;
+
 struct Table {
-    next: u64,
-    pending: HashMap<u64, Pending>,
+    /// Number of the request in `pending[0]`. A node answers in the order of sending, so the requests that wait lie close.
+    first: u64,
+    pending: VecDeque<Option<Pending>>,
+    /// Bounded by the link's window, as `pending` is.
+    outbox: VecDeque<Queued>,
+    /// What the writer is sending now: everything below has gone, everything from its end on waits in the outbox.
+    sending: Range<u64>,
     /// Set once: nothing is sent or received any more.
     end: Option<Failure>,
     frames_heard: u64,
 }
 
+struct Queued {
+    frame: Frame,
+    out: Outgoing,
+}
+
 struct Pending {
     asked: Header,
     landing: Option<Memory>,
+    held: Held,
     /// Taken by the reader while it receives into `landing`.
-    reply: Option<oneshot::Sender<Result<Reply, Trouble>>>,
+    reply: Option<ReplyTo>,
     since: Instant,
     frames_heard: u64,
 }
 
+impl Table {
+    fn next(&self) -> u64 {
+        self.first + self.pending.len() as u64
+    }
+
+    fn pending(&mut self, number: u64) -> Option<&mut Option<Pending>> {
+        let index = number.checked_sub(self.first)?;
+        self.pending.get_mut(usize::try_from(index).ok()?)
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Pending> {
+        let removed = self.pending(number)?.take();
+        while matches!(self.pending.front(), Some(None)) {
+            self.pending.pop_front();
+            self.first += 1;
+        }
+        removed
+    }
+}
+
 impl Connection {
-    /// Must run inside the client's runtime: the reader is spawned there.
+    /// Must run inside the client's runtime: what sends and receives is spawned there.
     pub fn start(dialed: Dialed, doubted: Arc<AtomicU64>) -> Arc<Connection> {
         let Dialed { stream, receiver, generation, incarnation } = dialed;
+        // Number 0 was HELLO's.
+        let table = Table {
+            first: 1,
+            pending: VecDeque::new(),
+            outbox: VecDeque::new(),
+            sending: 1..1,
+            end: None,
+            frames_heard: 0,
+        };
         let connection = Arc::new(Connection {
             generation,
             incarnation,
             handles: Handles::default(),
-            sender: tokio::sync::Mutex::new(Sender::new(stream.clone())),
-            // Number 0 was HELLO's.
-            table: Mutex::new(Table { next: 1, ..Table::default() }),
+            stream,
+            mapped: Mutex::default(),
+            ring: OnceCell::new(),
+            table: Mutex::new(table),
+            queued: Notify::new(),
             closing: watch::Sender::new(false),
             ended: watch::Sender::new(false),
             doubted,
         });
-        tokio::spawn(connection.clone().read_replies(stream, receiver));
+        tokio::spawn(connection.clone().run(receiver));
         connection
     }
 
@@ -92,9 +169,16 @@ impl Connection {
         !*self.closing.borrow() && self.table.lock().end.is_none()
     }
 
-    /// Shuts the connection down; requests under way end with DISCONNECTED.
+    /// Whether the node shares this host's memory, and moves bytes itself.
+    pub fn is_local(&self) -> bool {
+        self.stream.is_local()
+    }
+
+    /// Shuts the connection down; requests under way end with DISCONNECTED. From here on the node publishes nothing that it
+    /// takes from our memory.
     pub fn shut(&self) {
         self.closing.send_replace(true);
+        self.stream.end();
     }
 
     /// Shuts the connection down and waits until nothing can touch any memory through it.
@@ -104,95 +188,140 @@ impl Connection {
         let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
     }
 
-    /// Sends one request and waits for its reply. `landing` receives the data of a READ.
-    pub async fn call(
-        &self,
-        header: Header,
-        ext: Vec<u8>,
-        out: &Outgoing,
-        landing: Option<Memory>,
-        stop: &mut Stop,
-    ) -> Result<Reply, Trouble> {
+    /// Sends one request and waits for its reply. Returns only when nothing can touch the memory that it names.
+    pub async fn call(&self, call: Call, stop: &mut Stop) -> Result<Reply, Trouble> {
         let (sender, mut receiver) = oneshot::channel();
-        let mut number = None;
-        let frame = Frame { header, ext, sums: sums_of(&header, out) };
-        let failure = match stop.race(self.send(frame, out, landing, sender, &mut number)).await {
-            Ok(Ok(())) => match stop.race(&mut receiver).await {
-                Ok(reply) => return reply.unwrap_or_else(|_| Err(self.lost())),
-                Err(failure) => Trouble::Stopped(failure),
-            },
-            Ok(Err(trouble)) => trouble,
+        let number = self.submit(call, sender)?;
+        let failure = match stop.race(&mut receiver).await {
+            Ok(reply) => return reply.unwrap_or_else(|_| Err(self.lost())),
             Err(failure) => Trouble::Stopped(failure),
         };
-        let Some(number) = number else { return Err(failure) };
-        if self.forget(number) {
-            return Err(failure);
+        match self.forget(number) {
+            Forgotten::Free => return Err(failure),
+            Forgotten::InUse => {}
+            Forgotten::InDoubt => match timeout(ANSWER_TIME, &mut receiver).await {
+                Ok(reply) => return reply.unwrap_or(Err(failure)),
+                Err(_) => self.shut(),
+            },
         }
-        // The reader has it: either it is done, or it ends with the connection that `forget` has shut down.
+        // Reader or writer have it: either it is done, or it ends with the connection, which is shut down.
         match receiver.await {
             Ok(Ok(reply)) => Ok(reply),
             _ => Err(failure),
         }
     }
 
-    async fn send(
-        &self,
-        mut frame: Frame,
-        out: &Outgoing,
-        landing: Option<Memory>,
-        reply: oneshot::Sender<Result<Reply, Trouble>>,
-        number: &mut Option<u64>,
+    /// Has the node map a region, once for all who need it.
+    pub async fn map(
+        self: &Arc<Self>,
+        region: u32,
+        length: usize,
+        descriptor: impl FnOnce() -> io::Result<OwnedFd>,
+        stop: &mut Stop,
     ) -> Result<(), Trouble> {
-        let sender = self.sender.lock().await;
-        let mut header = frame.header;
-        // Numbers rise in the order of sending, so they are given under the send lock.
-        header.request = self.register(header, landing, reply)?;
-        *number = Some(header.request);
-        frame.header = header;
-        // A frame that is not sent to its end makes the connection useless, also when this future is dropped.
-        let unfinished = ShutOnDrop(self);
-        let sent = match out {
-            Outgoing::Nothing => sender.bare(frame).await,
-            Outgoing::Json(payload) => sender.json(frame, payload).await,
-            // SAFETY: the memory is the caller's until its request completes, which `call` sees to.
-            Outgoing::Data(memory) => unsafe { sender.data(frame, memory) }.await,
+        let cell = self.mapped.lock().entry(region).or_default().clone();
+        let map = async || {
+            let descriptor = descriptor().map_err(|error| {
+                Trouble::Refused(Failure::new(Code::Overloaded, format!("no descriptor is left: {error}")))
+            })?;
+            let message = Map { region, length: length as u64 };
+            let mut header = Header::request(Opcode::Map, 0);
+            header.deadline_ms = deadline_ms(stop);
+            let out = Outgoing::Descriptor(Arc::new(descriptor));
+            self.call(Call::with_message(header, &message, out), stop).await.map(drop)
         };
-        sent.map_err(|error| Trouble::Lost(FrameError::Io(error).into_failure()))?;
-        std::mem::forget(unfinished);
-        Ok(())
+        cell.get_or_try_init(map).await.copied()
     }
 
-    fn register(
-        &self,
-        asked: Header,
-        landing: Option<Memory>,
-        reply: oneshot::Sender<Result<Reply, Trouble>>,
-    ) -> Result<u64, Trouble> {
+    /// Has the node forget a region that is gone.
+    pub fn unmap(self: &Arc<Self>, region: u32) {
+        let cell = self.mapped.lock().remove(&region);
+        if !cell.is_some_and(|cell| cell.initialized()) {
+            return;
+        }
+        let connection = self.clone();
+        tokio::spawn(async move {
+            let call =
+                Call::with_message(Header::request(Opcode::Unmap, 0), &Unmap { region }, Outgoing::Nothing);
+            // Nobody waits for it, and a mapping ends with its connection at the latest.
+            if let Err(trouble) = connection.call(call, &mut Stopper::new(UNMAP_TIMEOUT).stop()).await {
+                tracing::debug!(region, error = %trouble.into_failure(), "UNMAP failed");
+            }
+        });
+    }
+
+    /// The staging ring of this connection, made when it is first needed.
+    pub async fn ring(
+        self: &Arc<Self>,
+        number: impl FnOnce() -> u32,
+        stop: &mut Stop,
+    ) -> Result<Arc<Ring>, Trouble> {
+        let make = async || {
+            let ring = Ring::new(number()).map_err(Trouble::Refused)?;
+            self.map(ring.number, ring.memory.len(), || ring.memory.descriptor(), stop).await?;
+            Ok(Arc::new(ring))
+        };
+        self.ring.get_or_try_init(make).await.cloned()
+    }
+
+    /// Queues a request; its number.
+    fn submit(&self, call: Call, reply: ReplyTo) -> Result<u64, Trouble> {
+        let Call { header, ext, sums, out, held } = call;
+        let sums = if sums.is_empty() { sums_of(&header, &out) } else { sums };
+        let landing = if let Outgoing::Landing(memory) = &out { Some(memory.clone()) } else { None };
+        let mut frame = Frame { header, ext, sums };
         let mut table = self.table.lock();
         if let Some(end) = &table.end {
             return Err(Trouble::Lost(end.clone()));
         }
-        let number = table.next;
-        table.next += 1;
-        let frames_heard = table.frames_heard;
-        let pending = Pending { asked, landing, reply: Some(reply), since: Instant::now(), frames_heard };
-        table.pending.insert(number, pending);
+        let number = table.next();
+        frame.header.request = number;
+        let (asked, frames_heard) = (frame.header, table.frames_heard);
+        let since = Instant::now();
+        table.pending.push_back(Some(Pending {
+            asked,
+            landing,
+            held,
+            reply: Some(reply),
+            since,
+            frames_heard,
+        }));
+        let first = table.outbox.is_empty();
+        table.outbox.push_back(Queued { frame, out });
+        drop(table);
+        if first {
+            self.queued.notify_one();
+        }
         Ok(number)
     }
 
-    /// Gives a request up. True: it was still waiting, and its memory is free. False: the reader has it, and completes it or
-    /// drops it soon.
-    fn forget(&self, number: u64) -> bool {
+    /// Gives a request up.
+    fn forget(&self, number: u64) -> Forgotten {
         let mut table = self.table.lock();
-        let Some(pending) = table.pending.get(&number) else { return false };
-        if pending.reply.is_none() {
+        let sending = table.sending.clone();
+        let Some(Some(pending)) = table.pending(number) else { return Forgotten::InUse };
+        if number >= sending.end {
+            // It was never sent: nobody but us has heard of it.
+            table.remove(number);
+            let index = table.outbox.iter().position(|queued| queued.frame.header.request == number);
+            index.and_then(|index| table.outbox.remove(index));
+            return Forgotten::Free;
+        }
+        let write = pending.asked.opcode == Opcode::Write as u8;
+        if pending.reply.is_none() || (write && sending.contains(&number)) {
             drop(table);
             self.shut();
-            return false;
+            return Forgotten::InUse;
         }
-        let silent = pending.frames_heard == table.frames_heard && pending.since.elapsed() >= SILENCE_MAX;
-        let write = pending.asked.opcode == Opcode::Write as u8;
-        table.pending.remove(&number);
+        if pending.held.is_in_doubt(&pending.asked) {
+            return Forgotten::InDoubt;
+        }
+        let (heard, since) = (pending.frames_heard, pending.since);
+        // Slots stay where they are until the node has answered.
+        if !matches!(pending.held, Held::Slots { .. }) {
+            table.remove(number);
+        }
+        let silent = heard == table.frames_heard && since.elapsed() >= SILENCE_MAX;
         drop(table);
         if write {
             // The node may still apply it. The slot sends no write before a newer HELLO has fenced this connection.
@@ -201,7 +330,7 @@ impl Connection {
         if write || silent {
             self.shut();
         }
-        true
+        Forgotten::Free
     }
 
     fn lost(&self) -> Trouble {
@@ -209,29 +338,69 @@ impl Connection {
         Trouble::Lost(end.unwrap_or_else(|| Failure::new(Code::Disconnected, "the connection was closed")))
     }
 
-    async fn read_replies(self: Arc<Self>, stream: Arc<TcpStream>, mut receiver: Receiver) {
+    /// Sends and receives until the end. One task does both, so that with its end nobody touches any memory any more.
+    async fn run(self: Arc<Self>, mut receiver: Receiver) {
         let mut closing = self.closing.subscribe();
         let error = tokio::select! {
             error = self.receive_all(&mut receiver) => error,
+            error = self.send_all() => error,
             _ = closing.wait_for(|closing| *closing) => {
                 Failure::new(Code::Disconnected, "the connection was given up after a transfer on it had failed")
             }
         };
-        // Here the future that received is gone, and with it the last one who could write into anybody's memory.
+        self.shut();
         let pending = {
             let mut table = self.table.lock();
             // Whatever was malformed, a caller can only know that the connection broke with its request under way.
             table.end = Some(Failure::new(Code::Disconnected, error.message));
+            table.outbox.clear();
             std::mem::take(&mut table.pending)
         };
-        if pending.values().any(|pending| pending.asked.opcode == Opcode::Write as u8) {
+        if pending.iter().flatten().any(|pending| pending.asked.opcode == Opcode::Write as u8) {
             self.doubted.fetch_max(self.generation, Ordering::SeqCst);
         }
-        drop(pending);
-        self.shut();
-        // A sender may hold the other end of the socket in a blocked send: this wakes it.
-        shut_socket(&stream);
+        release(pending.into_iter().flatten(), &mut receiver).await;
         self.ended.send_replace(true);
+    }
+
+    /// Sends what is in the outbox, and what comes into it. Returns why that can't go on.
+    async fn send_all(&self) -> Failure {
+        let mut batch = Batch::default();
+        loop {
+            batch.clear();
+            {
+                let mut table = self.table.lock();
+                while !batch.is_full()
+                    && let Some(Queued { frame, out }) = table.outbox.pop_front()
+                {
+                    match out {
+                        Outgoing::Nothing | Outgoing::Landing(_) => batch.push(frame),
+                        Outgoing::Json(payload) => batch.push_json(frame, &payload),
+                        Outgoing::Data(memory) => batch.push_data(frame, memory),
+                        Outgoing::Descriptor(_) if !batch.is_empty() => {
+                            // It goes out with the first byte of a batch.
+                            table.outbox.push_front(Queued { frame, out });
+                            break;
+                        }
+                        Outgoing::Descriptor(descriptor) => {
+                            batch.push(frame);
+                            batch.attach(descriptor);
+                            break;
+                        }
+                    }
+                }
+                let upto = table.outbox.front().map_or(table.next(), |queued| queued.frame.header.request);
+                table.sending = table.sending.end..upto;
+            }
+            if batch.is_empty() {
+                self.queued.notified().await;
+                continue;
+            }
+            // SAFETY: the memory is the caller's until its request completes, which `call` sees to.
+            if let Err(error) = unsafe { batch.send(&self.stream) }.await {
+                return FrameError::Io(error).into_failure();
+            }
+        }
     }
 
     async fn receive_all(&self, receiver: &mut Receiver) -> Failure {
@@ -268,42 +437,77 @@ impl Connection {
         let mut result = Ok(());
         if data {
             let memory = landing.unwrap_or_default().prefix(header.length as usize);
+            let mut sums = (!asked_raw).then(|| PieceSums::new(header.offset));
             // SAFETY: the memory is the request's until its reply is sent or dropped below.
-            unsafe { receiver.scatter(&memory) }.await?;
-            if !asked_raw {
-                result = verify(&frame, &memory);
-            }
+            unsafe { receiver.scatter(&memory, sums.as_mut()) }.await?;
+            result = sums.map_or(Ok(()), |sums| verify(&frame, &sums.finish()));
         } else if header.payload_bytes() > 0 {
             json = receiver.json(&frame).await?;
         }
         if header.code() != Code::Ok {
             result = Err(frame.failure());
         }
-        self.table.lock().pending.remove(&header.request);
+        let removed = self.table.lock().remove(header.request);
+        let held = removed.map_or(Held::Nothing, |pending| pending.held);
         // A caller that is gone needs no reply.
-        let _ = reply.send(result.map(|()| Reply { frame, json }).map_err(Trouble::Refused));
+        let _ = reply.send(result.map(|()| Reply { frame, json, _held: held }).map_err(Trouble::Refused));
         Ok(())
     }
 
     /// Checks a reply against what was asked and takes memory and reply slot; None if nobody waits any more. The entry stays in
     /// the table, so that whoever gives the request up sees that the reader is at it.
-    #[allow(clippy::type_complexity)]
-    fn take(
-        &self,
-        header: &Header,
-    ) -> Result<Option<(Option<Memory>, bool, oneshot::Sender<Result<Reply, Trouble>>)>, Failure> {
+    fn take(&self, header: &Header) -> Result<Option<(Option<Memory>, bool, ReplyTo)>, Failure> {
         let mut table = self.table.lock();
         table.frames_heard += 1;
         if !header.is_response() || header.incarnation != self.incarnation {
             return Err(bad_reply("neither a reply nor of this incarnation".into()));
         }
-        if header.request == 0 || header.request >= table.next {
+        if header.request == 0 || header.request >= table.sending.end {
             return Err(bad_reply(format!("request {} was never sent", header.request)));
         }
-        let Some(pending) = table.pending.get_mut(&header.request) else { return Ok(None) };
+        let Some(Some(pending)) = table.pending(header.request) else { return Ok(None) };
         check_reply(&pending.asked, header)?;
         let reply = pending.reply.take().expect("one reader takes each reply once");
         Ok(Some((pending.landing.take(), pending.asked.is_raw(), reply)))
+    }
+}
+
+enum Forgotten {
+    /// Nothing touches its memory any more.
+    Free,
+    /// Its memory is in use here; it completes soon, or ends with the connection, which is shut down.
+    InUse,
+    /// The node may be at its memory.
+    InDoubt,
+}
+
+/// Lets requests end that a connection has left behind, once no node can touch their memory any more: it has closed its end, or
+/// the memory was taken from it.
+async fn release(pending: impl Iterator<Item = Pending>, receiver: &mut Receiver) {
+    let (doubtful, others): (Vec<_>, Vec<_>) =
+        pending.partition(|pending| pending.held.is_in_doubt(&pending.asked));
+    drop(others);
+    if doubtful.is_empty() || timeout(END_TIME, receiver.drain()).await.is_ok() {
+        return;
+    }
+    for pending in doubtful {
+        if let Err(error) = pending.held.sever() {
+            // The system has no mapping left for us. Nothing but the node's end can free this memory.
+            tracing::error!(%error, "memory under a transfer of a node that does not answer can't be severed");
+            receiver.drain().await;
+        }
+    }
+}
+
+impl Call {
+    pub fn new(header: Header, out: Outgoing) -> Call {
+        Call { header, ext: Vec::new(), sums: Vec::new(), out, held: Held::Nothing }
+    }
+
+    /// `message` as the ext; it must be known to fit.
+    pub fn with_message(header: Header, message: &impl serde::Serialize, out: Outgoing) -> Call {
+        let ext = serde_json::to_vec(message).expect("plain data serialises");
+        Call { ext, ..Call::new(header, out) }
     }
 }
 
@@ -320,7 +524,7 @@ fn check_reply(asked: &Header, reply: &Header) -> Result<(), Failure> {
         Ok(Opcode::Read)
             if reply.offset != asked.offset
                 || reply.length > asked.length
-                || reply.is_raw() != asked.is_raw() =>
+                || (reply.is_raw(), reply.is_one_sided()) != (asked.is_raw(), asked.is_one_sided()) =>
         {
             Err(bad_reply(format!(
                 "[{}, +{}) answers a READ of [{}, +{})",
@@ -338,10 +542,7 @@ fn bad_reply(why: String) -> Failure {
     Failure::new(Code::BadFrame, format!("the node sent a reply that makes no sense: {why}"))
 }
 
-fn verify(frame: &Frame, memory: &Memory) -> Result<(), Failure> {
-    let (offset, length) = (frame.header.offset, u64::from(frame.header.length));
-    // SAFETY: the reader alone uses the memory until the reply is sent.
-    let actual = unsafe { memory.sums(sums::piece_lengths(offset, length)) };
+pub(crate) fn verify(frame: &Frame, actual: &[u32]) -> Result<(), Failure> {
     match actual.iter().zip(&frame.sums).position(|(actual, sum)| actual != sum) {
         None => Ok(()),
         Some(piece) => Err(Failure::new(
@@ -358,19 +559,5 @@ fn sums_of(header: &Header, out: &Outgoing) -> Vec<u32> {
             unsafe { memory.sums(sums::piece_lengths(header.offset, memory.len() as u64)) }
         }
         _ => Vec::new(),
-    }
-}
-
-fn shut_socket(stream: &TcpStream) {
-    use std::os::fd::AsRawFd;
-    // SAFETY: the descriptor is open; a socket that is not connected any more is what we want.
-    unsafe { libc::shutdown(stream.as_raw_fd(), libc::SHUT_RDWR) };
-}
-
-struct ShutOnDrop<'a>(&'a Connection);
-
-impl Drop for ShutOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.shut();
     }
 }

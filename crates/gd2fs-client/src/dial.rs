@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use gd2fs_transport::{Frame, Receiver, Sender};
+use gd2fs_transport::address::connect_local;
+use gd2fs_transport::{Address, Batch, Frame, Receiver, Stream};
 use gd2fs_wire::code::{Code, Failure};
 use gd2fs_wire::header::{Header, Opcode, VERSION};
 use gd2fs_wire::messages::{Hello, HelloReply};
@@ -25,6 +26,25 @@ const KEEPALIVE_IDLE_S: libc::c_int = 10;
 const KEEPALIVE_INTERVAL_S: libc::c_int = 3;
 const KEEPALIVE_PROBES: libc::c_int = 3;
 
+/// Which way bytes may go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Through shared memory where a node is on this host, else by TCP.
+    #[default]
+    Auto,
+    Tcp,
+    Shm,
+}
+
+/// Whom to connect to.
+#[derive(Clone, Copy)]
+pub(crate) struct Whom<'a> {
+    /// None: whoever answers.
+    pub node: Option<&'a str>,
+    pub addresses: &'a [Address],
+    pub transport: Transport,
+}
+
 /// Who we are, on every connection.
 pub(crate) struct Caller {
     pub cluster: String,
@@ -36,7 +56,7 @@ pub(crate) struct Caller {
 }
 
 pub(crate) struct Dialed {
-    pub stream: Arc<TcpStream>,
+    pub stream: Arc<Stream>,
     pub receiver: Receiver,
     pub generation: u64,
     pub incarnation: u32,
@@ -53,23 +73,39 @@ impl Caller {
         Ok(Caller { cluster: cluster.into(), token: token.into(), client, generation: AtomicU64::new(0) })
     }
 
-    /// Connects `slot` to the first address that answers, beginning with a different one for each slot.
-    pub async fn dial(
-        &self,
-        node: Option<&str>,
-        addresses: &[SocketAddr],
-        nic: Option<IpAddr>,
-        slot: u32,
-    ) -> Result<Dialed, Trouble> {
+    /// Connects `slot` to the first address that answers: through shared memory if the node is on this host, else by TCP,
+    /// beginning with a different address for each slot.
+    pub async fn dial(&self, whom: Whom<'_>, nic: Option<IpAddr>, slot: u32) -> Result<Dialed, Trouble> {
+        let Whom { node, addresses, transport } = whom;
         let mut last = "it has no address".to_string();
-        for turn in 0..addresses.len() {
-            let address = addresses[(slot as usize + turn) % addresses.len()];
-            // All addresses share the one timeout.
-            match timeout(CONNECT_TIMEOUT / addresses.len() as u32, connect(address, nic)).await {
-                Ok(Ok(stream)) => return self.hello(node, address, stream, slot).await,
+        let shared = addresses.iter().filter(|address| address.is_on_this_host());
+        for address in shared.filter(|_| transport != Transport::Tcp) {
+            let Address::Shm { name, .. } = address else { continue };
+            match timeout(CONNECT_TIMEOUT, connect_local(name)).await {
+                Ok(Ok(stream)) => return self.hello(node, address, stream.into(), slot).await,
+                // In another network namespace, or behind another mount: TCP may still reach it.
                 Ok(Err(error)) => last = format!("{address}: {error}"),
                 Err(_) => last = format!("{address}: no answer to a connection within {CONNECT_TIMEOUT:?}"),
             }
+        }
+        let remote: Vec<(&Address, SocketAddr)> = addresses
+            .iter()
+            .filter_map(|address| match address {
+                Address::Tcp(socket) if transport != Transport::Shm => Some((address, *socket)),
+                _ => None,
+            })
+            .collect();
+        for turn in 0..remote.len() {
+            let (address, socket) = remote[(slot as usize + turn) % remote.len()];
+            // All addresses share the one timeout.
+            match timeout(CONNECT_TIMEOUT / remote.len() as u32, connect(socket, nic)).await {
+                Ok(Ok(stream)) => return self.hello(node, address, stream.into(), slot).await,
+                Ok(Err(error)) => last = format!("{address}: {error}"),
+                Err(_) => last = format!("{address}: no answer to a connection within {CONNECT_TIMEOUT:?}"),
+            }
+        }
+        if transport == Transport::Shm && !addresses.iter().any(Address::is_on_this_host) {
+            last = "it shares no memory with this host; use transport \"auto\" or \"tcp\"".into();
         }
         let node = node.unwrap_or("?");
         Err(Trouble::Unreachable(Failure::new(
@@ -81,8 +117,8 @@ impl Caller {
     async fn hello(
         &self,
         node: Option<&str>,
-        address: SocketAddr,
-        stream: TcpStream,
+        address: &Address,
+        stream: Stream,
         slot: u32,
     ) -> Result<Dialed, Trouble> {
         let stream = Arc::new(stream);
@@ -98,8 +134,10 @@ impl Caller {
             generation,
         };
         let exchange = async {
-            let frame = Frame::with_message(Header::request(Opcode::Hello, 0), &hello)?;
-            Sender::new(stream.clone()).bare(frame).await?;
+            let mut batch = Batch::default();
+            batch.push(Frame::with_message(Header::request(Opcode::Hello, 0), &hello)?);
+            // SAFETY: it has no payload.
+            unsafe { batch.send(&stream) }.await?;
             receiver.frame().await
         };
         let reply = match timeout(HELLO_TIMEOUT, exchange).await {
@@ -115,7 +153,7 @@ impl Caller {
     }
 }
 
-fn named(address: SocketAddr, failure: Failure) -> Failure {
+fn named(address: &Address, failure: Failure) -> Failure {
     // Whatever is wrong with the bytes of a HELLO reply, it means that no GD2FS node answers there.
     let code = if failure.code == Code::BadFrame { Code::Disconnected } else { failure.code };
     Failure::new(code, format!("node at {address}: {}", failure.message))

@@ -10,7 +10,7 @@ use gd2fs_wire::messages::{Open, OpenReply};
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
-use crate::connection::{Connection, Outgoing};
+use crate::connection::{Call, Connection, Outgoing};
 use crate::stop::{Stop, Stopper};
 use crate::trouble::Trouble;
 
@@ -74,7 +74,7 @@ impl Connection {
         }
         let mut header = Header::request(Opcode::Open, 0);
         header.deadline_ms = deadline_ms(stop);
-        let reply = self.call(header, ext, &Outgoing::Nothing, None, stop).await?;
+        let reply = self.call(Call { ext, ..Call::new(header, Outgoing::Nothing) }, stop).await?;
         reply.frame.message().map_err(Trouble::Refused)
     }
 
@@ -83,7 +83,7 @@ impl Connection {
         header.handle = handle;
         let mut stop = Stopper::new(CLOSE_TIMEOUT).stop();
         // Nobody waits for it, and a handle that stays open costs the node little until the connection ends.
-        if let Err(trouble) = self.call(header, Vec::new(), &Outgoing::Nothing, None, &mut stop).await {
+        if let Err(trouble) = self.call(Call::new(header, Outgoing::Nothing), &mut stop).await {
             tracing::debug!(handle, error = %trouble.into_failure(), "CLOSE failed");
         }
     }

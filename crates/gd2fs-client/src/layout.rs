@@ -1,8 +1,8 @@
 //! Where the bytes of a file live: computed from its layout, never looked up per chunk.
 
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use gd2fs_transport::Address;
 use gd2fs_wire::code::{Code, Failure};
 use gd2fs_wire::header::PAYLOAD_BYTES_MAX;
 use gd2fs_wire::sums::PIECE_BYTES;
@@ -10,8 +10,6 @@ use serde::Deserialize;
 
 /// Largest sub-request: small enough to spread over streams and to retry cheaply, large enough that its header is nothing.
 pub const PART_BYTES_MAX: u64 = 4 << 20;
-/// Port of a data address that names none.
-const DATA_PORT: u16 = 7528;
 /// A wider file than this is a mistake: its capability would not fit into an OPEN.
 const WIDTH_MAX: usize = 1024;
 
@@ -20,7 +18,7 @@ pub struct Replica {
     pub node: String,
     /// 0: any.
     pub incarnation: u32,
-    pub addresses: Vec<SocketAddr>,
+    pub addresses: Vec<Address>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,24 +142,19 @@ impl ColumnJson {
 impl ReplicaJson {
     fn checked(self) -> Result<Replica, String> {
         // Addresses of transports that this client does not speak are left to those that do.
-        let addresses: Vec<SocketAddr> = self
+        let spoken = |text: &&String| text.starts_with("tcp://") || text.starts_with("shm://");
+        let addresses: Vec<Address> = self
             .addresses
             .iter()
-            .filter_map(|address| address.strip_prefix("tcp://"))
-            .map(parse_address)
+            .filter(spoken)
+            .map(|text| Address::parse(text))
             .collect::<Result<_, _>>()?;
         if addresses.is_empty() {
-            return Err(format!("node {:?} has no tcp:// address among {:?}", self.node, self.addresses));
+            let node = &self.node;
+            return Err(format!("node {node:?} has no tcp:// or shm:// address among {:?}", self.addresses));
         }
         Ok(Replica { node: self.node, incarnation: self.incarnation, addresses })
     }
-}
-
-/// `IP[:PORT]` of a `tcp://` data address.
-pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
-    text.parse::<SocketAddr>()
-        .or_else(|_| text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, DATA_PORT)))
-        .map_err(|_| format!("address {text:?} is not tcp://IP[:PORT]"))
 }
 
 #[cfg(test)]
@@ -186,8 +179,8 @@ pub(crate) mod tests {
         let good = serde_json::json!({"file": "f", "stripe_unit": 32768, "width": 1, "capability": "c", "columns": [
             {"epoch": 1, "replicas": [{"node": "n", "addresses": ["tcp://127.0.0.1"]}]}]});
         assert_eq!(
-            Layout::parse(&good.to_string()).unwrap().columns[0].replicas[0].addresses[0].port(),
-            DATA_PORT
+            Layout::parse(&good.to_string()).unwrap().columns[0].replicas[0].addresses[0].to_string(),
+            "tcp://127.0.0.1:7528"
         );
         let refused = |change: &dyn Fn(&mut serde_json::Value), word: &str| {
             let mut bad = good.clone();

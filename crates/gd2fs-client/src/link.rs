@@ -1,16 +1,17 @@
 //! All connections to one node: a slot for every (NIC, stream), opened when it is first needed.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use gd2fs_transport::Address;
 use gd2fs_wire::code::{Code, Failure};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::connection::Connection;
-use crate::dial::Caller;
+use crate::dial::{Caller, Transport, Whom};
 use crate::stats::{Stats, add};
 use crate::stop::Stop;
 use crate::trouble::Trouble;
@@ -22,9 +23,20 @@ const UNIT_BYTES: u64 = 64 << 10;
 /// After a failed dial the other slots are preferred for this long: one dead NIC must not draw every retry.
 const SHUN: Duration = Duration::from_secs(1);
 
+/// How connections to a node are made.
+#[derive(Clone, Debug)]
+pub(crate) struct Ways {
+    pub transport: Transport,
+    /// Local addresses to connect from; empty: whatever the routes say.
+    pub nics: Vec<IpAddr>,
+    /// Connections per NIC.
+    pub streams: usize,
+}
+
 pub(crate) struct Link {
     node: Option<String>,
-    addresses: RwLock<Vec<SocketAddr>>,
+    transport: Transport,
+    addresses: RwLock<Vec<Address>>,
     slots: Vec<Slot>,
     window: Arc<Semaphore>,
     caller: Arc<Caller>,
@@ -54,12 +66,12 @@ pub(crate) struct Lane<'a> {
 impl Link {
     pub fn new(
         node: Option<String>,
-        addresses: Vec<SocketAddr>,
-        nics: &[IpAddr],
-        streams: usize,
+        addresses: Vec<Address>,
+        ways: &Ways,
         caller: Arc<Caller>,
         stats: Arc<Stats>,
     ) -> Link {
+        let Ways { transport, nics, streams } = ways;
         let nics: Vec<Option<IpAddr>> =
             if nics.is_empty() { vec![None] } else { nics.iter().copied().map(Some).collect() };
         // Neighbouring slots use different NICs, so that few requests already use all of them.
@@ -67,11 +79,12 @@ impl Link {
             .map(|index| Slot::new(index as u32, nics[index % nics.len()]))
             .collect();
         let window = Arc::new(Semaphore::new(slots.len() * (WINDOW_BYTES / UNIT_BYTES) as usize));
-        Link { node, addresses: RwLock::new(addresses), slots, window, caller, stats }
+        let transport = *transport;
+        Link { node, transport, addresses: RwLock::new(addresses), slots, window, caller, stats }
     }
 
     /// A node that came back may listen elsewhere.
-    pub fn update_addresses(&self, addresses: &[SocketAddr]) {
+    pub fn update_addresses(&self, addresses: &[Address]) {
         if *self.addresses.read() != addresses {
             *self.addresses.write() = addresses.to_vec();
         }
@@ -108,6 +121,12 @@ impl Link {
         self.connect(lane.slot, stop).await
     }
 
+    /// Has the node forget a region that is gone, on every connection.
+    fn unmap(&self, region: u32) {
+        let current = self.slots.iter().filter_map(Slot::usable);
+        current.filter(|connection| connection.is_local()).for_each(|connection| connection.unmap(region));
+    }
+
     pub async fn end(&self) {
         for slot in &self.slots {
             let current = slot.current.lock().take();
@@ -132,7 +151,8 @@ impl Link {
             return Err(trouble);
         }
         let addresses = self.addresses.read().clone();
-        let dial = self.caller.dial(self.node.as_deref(), &addresses, slot.nic, slot.number);
+        let whom = Whom { node: self.node.as_deref(), addresses: &addresses, transport: self.transport };
+        let dial = self.caller.dial(whom, slot.nic, slot.number);
         let dialed = match stop.race(dial).await.map_err(Trouble::Stopped)? {
             Ok(dialed) => dialed,
             Err(trouble) => {
@@ -207,6 +227,10 @@ impl Links {
         let link = Arc::new(make());
         links.insert(name.into(), link.clone());
         Ok(link)
+    }
+
+    pub fn unmap(&self, region: u32) {
+        self.links.lock().values().for_each(|link| link.unmap(region));
     }
 
     pub async fn end(&self) {

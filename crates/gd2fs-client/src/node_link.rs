@@ -1,21 +1,20 @@
 //! Control's line to the nodes: SEAL, DELETE, STAT.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gd2fs_transport::Address;
 use gd2fs_wire::code::{Code, Failure};
 use gd2fs_wire::header::{CONTROL_BYTES_MAX, Header, Opcode};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
 use crate::client::{Ticket, builder, closed};
-use crate::connection::Outgoing;
-use crate::dial::Caller;
+use crate::connection::{Call, Outgoing};
+use crate::dial::{Caller, Transport};
 use crate::handles::deadline_ms;
-use crate::layout::parse_address;
-use crate::link::Link;
+use crate::link::{Link, Ways};
 use crate::stats::Stats;
 use crate::stop::{Stop, Stopper};
 use crate::trouble::Trouble;
@@ -27,7 +26,7 @@ const TRIES_MAX: u32 = 2;
 
 pub struct NodeLink {
     caller: Arc<Caller>,
-    links: Mutex<HashMap<SocketAddr, Arc<Link>>>,
+    links: Mutex<HashMap<Address, Arc<Link>>>,
     timeout: Duration,
     runtime: Mutex<Option<Runtime>>,
     process: u32,
@@ -66,7 +65,7 @@ impl NodeLink {
                 format!("payload of {} bytes is over {CONTROL_BYTES_MAX}; send fewer items", payload.len());
             return Err(Failure::new(Code::TooLarge, why));
         }
-        let link = self.link(parse_address(address.trim_start_matches("tcp://")).map_err(invalid)?);
+        let link = self.link(Address::parse(address).map_err(invalid)?);
         let stopper = Stopper::new(self.timeout);
         let runtime = self.runtime.lock();
         let runtime = runtime.as_ref().ok_or_else(closed)?;
@@ -82,14 +81,17 @@ impl NodeLink {
         }))
     }
 
-    fn link(&self, address: SocketAddr) -> Arc<Link> {
+    fn link(&self, address: Address) -> Arc<Link> {
         let mut links = self.links.lock();
         if links.len() >= LINKS_MAX && !links.contains_key(&address) {
             // Calls under way hold their link; any other may go.
             links.retain(|_, link| Arc::strong_count(link) > 1);
         }
-        let make = || Link::new(None, vec![address], &[], 1, self.caller.clone(), Arc::new(Stats::default()));
-        links.entry(address).or_insert_with(|| Arc::new(make())).clone()
+        let make = || {
+            let ways = Ways { transport: Transport::Auto, nics: Vec::new(), streams: 1 };
+            Link::new(None, vec![address.clone()], &ways, self.caller.clone(), Arc::new(Stats::default()))
+        };
+        links.entry(address.clone()).or_insert_with(|| Arc::new(make())).clone()
     }
 }
 
@@ -98,7 +100,7 @@ async fn exchange(link: &Link, opcode: Opcode, out: &Outgoing, stop: &mut Stop) 
     let connection = link.connection(&lane, stop).await?;
     let mut header = Header::request(opcode, 0);
     header.deadline_ms = deadline_ms(stop);
-    let reply = connection.call(header, Vec::new(), out, None, stop).await?;
+    let reply = connection.call(Call::new(header, out.clone()), stop).await?;
     Ok(Answer { incarnation: reply.frame.header.incarnation, json: reply.json })
 }
 

@@ -7,11 +7,12 @@ use gd2fs_transport::Memory;
 use gd2fs_wire::code::{Code, Failure};
 use gd2fs_wire::header::{FLAG_RAW, Header, Opcode};
 
-use crate::connection::Outgoing;
+use crate::connection::{Call, Outgoing};
 use crate::dial::CONNECT_TIMEOUT;
 use crate::handles::deadline_ms;
 use crate::layout::{Layout, Part};
 use crate::layouts::LayoutCell;
+use crate::one_sided;
 use crate::request::{Direction, Shared};
 use crate::stats::add;
 use crate::stop::Stop;
@@ -153,27 +154,26 @@ async fn attempt(
         deadline_ms: deadline_ms(stop),
         ..Header::default()
     };
-    let reply = match direction {
-        Direction::Read => {
-            header.opcode = Opcode::Read as u8;
-            connection.call(header, Vec::new(), &Outgoing::Nothing, Some(memory.clone()), stop).await
-        }
-        Direction::Write => {
-            header.opcode = Opcode::Write as u8;
-            connection.call(header, Vec::new(), &Outgoing::Data(memory.clone()), None, stop).await
-        }
+    header.opcode = match direction {
+        Direction::Read => Opcode::Read,
+        Direction::Write => Opcode::Write,
+    } as u8;
+    let moved = if connection.is_local() {
+        one_sided::transfer(shared, &connection, header, direction, memory, stop).await
+    } else {
+        let out = match direction {
+            Direction::Read => Outgoing::Landing(memory.clone()),
+            Direction::Write => Outgoing::Data(memory.clone()),
+        };
+        let reply = connection.call(Call::new(header, out), stop).await;
+        reply.map(|reply| u64::from(reply.frame.header.length))
     };
-    match reply {
-        Ok(reply) => {
-            let moved = u64::from(reply.frame.header.length);
-            add(direction.counter(&shared.stats), moved);
-            Ok(moved)
+    match &moved {
+        Ok(moved) => add(direction.counter(&shared.stats), *moved),
+        Err(Trouble::Refused(failure)) if failure.code == Code::Checksum => {
+            add(&shared.stats.checksum_failures, 1);
         }
-        Err(trouble) => {
-            if matches!(&trouble, Trouble::Refused(failure) if failure.code == Code::Checksum) {
-                add(&shared.stats.checksum_failures, 1);
-            }
-            Err(trouble)
-        }
+        Err(_) => {}
     }
+    moved
 }

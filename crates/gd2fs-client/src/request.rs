@@ -1,6 +1,5 @@
 //! A request: its parts in parallel, and what their results mean together.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -13,8 +12,9 @@ use crate::control::Control;
 use crate::dial::Caller;
 use crate::layout::{Layout, Part, Replica};
 use crate::layouts::{LayoutCell, Layouts};
-use crate::link::{Link, Links};
+use crate::link::{Link, Links, Ways};
 use crate::part::transfer;
+use crate::region::Regions;
 use crate::stats::Stats;
 use crate::stop::{Stop, Stopper};
 
@@ -33,8 +33,9 @@ pub(crate) struct Shared {
     pub layouts: Layouts,
     pub links: Links,
     pub caller: Arc<Caller>,
-    pub nics: Vec<IpAddr>,
-    pub streams: usize,
+    pub ways: Ways,
+    /// Library memory, which nodes of this host reach by themselves.
+    pub regions: Regions,
     pub verify: bool,
     /// Bytes of all requests that may be under way, in units.
     pub budget: Arc<Semaphore>,
@@ -70,7 +71,7 @@ impl Shared {
         let make = || {
             let (caller, stats) = (self.caller.clone(), self.stats.clone());
             let node = Some(replica.node.clone());
-            Link::new(node, replica.addresses.clone(), &self.nics, self.streams, caller, stats)
+            Link::new(node, replica.addresses.clone(), &self.ways, caller, stats)
         };
         let link = self.links.get(&replica.node, make)?;
         link.update_addresses(&replica.addresses);

@@ -18,6 +18,10 @@ macro_rules! counters {
 counters! {
     bytes_read,
     bytes_written,
+    /// Of both: what nodes moved straight to or from library memory.
+    bytes_direct,
+    /// Of both: what went through a staging ring.
+    bytes_staged,
     requests,
     /// Requests that ended with another code than OK.
     failures,

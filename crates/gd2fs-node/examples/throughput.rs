@@ -109,6 +109,8 @@ fn main() -> Outcome<()> {
         memory_bytes: 4 << 30,
         data_dir: directory.clone(),
         connections_max: 64,
+        shm: "off".into(),
+        io_threads: 0,
     })?;
     let address = node.addresses()[0].replace("tcp://", "");
     for connections in [1, 4] {

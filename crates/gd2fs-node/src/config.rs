@@ -1,14 +1,17 @@
 //! What a node is told at its start.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixSocketAddr, UnixListener};
 use std::path::PathBuf;
 
 use gd2fs_store::DataDirError;
+use gd2fs_transport::Address;
+use gd2fs_transport::address::boot_id;
 use gd2fs_wire::{Code, Failure, Keys, SigningError};
 use serde::Deserialize;
 use thiserror::Error;
 
-pub const DEFAULT_PORT: u16 = 7528;
 /// Room for the frames of a few small files; less is surely a mistake in the unit.
 const MEMORY_BYTES_MIN: u64 = 1 << 20;
 /// Each connection costs about 100 KiB of buffers.
@@ -31,11 +34,23 @@ pub struct Config {
     pub data_dir: PathBuf,
     #[serde(default = "default_connections_max")]
     pub connections_max: usize,
+    /// For clients of this host, which share memory with the node: `auto` (an abstract socket), `off`, or the path of a socket.
+    #[serde(default = "default_shm")]
+    pub shm: String,
+    /// Threads that serve connections; 0: one for each core, at most 16.
+    #[serde(default)]
+    pub io_threads: usize,
+}
+
+fn default_shm() -> String {
+    "auto".into()
 }
 
 fn default_connections_max() -> usize {
     4096
 }
+
+const IO_THREADS_MAX: usize = 256;
 
 /// Why a node does not start.
 #[derive(Debug, Error)]
@@ -80,6 +95,9 @@ impl Config {
         if self.memory_bytes < MEMORY_BYTES_MIN {
             return Err(wrong("memory_bytes", format!("{} is below 1 MiB", self.memory_bytes)));
         }
+        if self.io_threads > IO_THREADS_MAX {
+            return Err(wrong("io_threads", format!("{} is over {IO_THREADS_MAX}", self.io_threads)));
+        }
         if self.connections_max == 0 || self.connections_max > CONNECTIONS_MAX {
             let reason = format!("{} is not in 1..{CONNECTIONS_MAX}", self.connections_max);
             return Err(wrong("connections_max", reason));
@@ -101,13 +119,10 @@ impl Config {
 }
 
 fn parse_address(text: &str) -> Result<SocketAddr, StartError> {
-    let malformed = || wrong("listen", format!("{text:?} is not tcp://IP[:PORT]"));
-    let rest = text.strip_prefix("tcp://").ok_or_else(malformed)?;
-    let bare = rest.trim_start_matches('[').trim_end_matches(']');
-    rest.parse::<SocketAddr>()
-        .ok()
-        .or_else(|| bare.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, DEFAULT_PORT)))
-        .ok_or_else(malformed)
+    match text.strip_prefix("tcp://").map(|_| Address::parse(text)) {
+        Some(Ok(Address::Tcp(address))) => Ok(address),
+        _ => Err(wrong("listen", format!("{text:?} is not tcp://IP[:PORT]"))),
+    }
 }
 
 pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
@@ -117,6 +132,46 @@ pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
         Ok(listener)
     };
     attempt().map_err(|error| StartError::Listen { address: address.to_string(), error })
+}
+
+/// The socket for clients of this host, if there is to be one, and its address.
+pub(crate) fn listen_locally(shm: &str) -> Result<Option<(UnixListener, Address)>, StartError> {
+    let name = match shm {
+        "off" => return Ok(None),
+        "auto" => format!("@gd2fs-{:032x}", random().map_err(StartError::Runtime)?),
+        path if path.starts_with('/') => path.to_owned(),
+        other => {
+            return Err(wrong("shm", format!("{other:?} is none of auto, off and the path of a socket")));
+        }
+    };
+    let attempt = || {
+        if name.starts_with('/') {
+            // Left by a node that was killed; the lock on the data directory says that it does not run any more.
+            match std::fs::remove_file(&name) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        let listener = UnixListener::bind_addr(&socket_address(&name)?)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    let listener = attempt().map_err(|error| StartError::Listen { address: name.clone(), error })?;
+    Ok(Some((listener, Address::Shm { host: boot_id(), name })))
+}
+
+fn socket_address(name: &str) -> std::io::Result<UnixSocketAddr> {
+    match name.strip_prefix('@') {
+        Some(name) => UnixSocketAddr::from_abstract_name(name),
+        None => UnixSocketAddr::from_pathname(name),
+    }
+}
+
+/// Nobody can take the name of an abstract socket before the node does if nobody can guess it.
+fn random() -> std::io::Result<u128> {
+    let mut bytes = [0; 16];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(u128::from_ne_bytes(bytes))
 }
 
 #[cfg(test)]
@@ -144,7 +199,9 @@ mod tests {
     fn refusals_name_the_field() {
         let refused = |change: &dyn Fn(&mut Config)| check(change).unwrap_err();
         assert!(refused(&|c| c.listen = vec!["127.0.0.1:1".into()]).starts_with("listen: "));
+        assert!(refused(&|c| c.listen = vec!["shm://h/@x".into()]).starts_with("listen: "));
         assert!(refused(&|c| c.listen = vec![]).starts_with("listen: "));
+        assert!(refused(&|c| c.io_threads = 1000).starts_with("io_threads: "));
         assert!(refused(&|c| c.memory_bytes = 5).starts_with("memory_bytes: "));
         assert!(refused(&|c| c.incarnation = 0).starts_with("incarnation: "));
         assert!(refused(&|c| c.connections_max = 0).starts_with("connections_max: "));

@@ -7,16 +7,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
 
 use gd2fs_store::ReadView;
-use gd2fs_transport::{Frame, FrameError, Memory, Receiver, Sender, Slice};
+use gd2fs_transport::shm::Regions;
+use gd2fs_transport::{Batch, Frame, FrameError, Memory, Receiver, Slice, Stream};
 use gd2fs_wire::{Code, Failure, Header, Opcode, Token};
-use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{timeout, timeout_at};
 
 use crate::fences::Membership;
 use crate::hello;
 use crate::open::Handle;
-use crate::server::Shared;
+use crate::server::{Running, Shared};
 
 /// Header, ext and sums of a frame that has begun are at most 72 KiB.
 const HEAD_TIME: Duration = Duration::from_secs(10);
@@ -30,14 +30,36 @@ const SEND_TIME_MIN: Duration = Duration::from_secs(1);
 pub(crate) struct Connection<'a> {
     pub shared: &'a Shared,
     pub receiver: Receiver,
-    pub sender: Sender,
+    pub stream: Arc<Stream>,
     pub shutdown: &'a watch::Receiver<Option<Instant>>,
     pub token: Token,
     pub membership: Membership,
     pub handles: HashMap<u32, Arc<Handle>>,
     pub last_handle: u32,
+    /// The client's memory for one-sided transfers.
+    pub regions: Regions,
     /// Payload bytes of the current request that are still in the connection.
     pub unread: u64,
+    /// Replies that wait for those of the requests that are here already.
+    batch: Batch,
+    waiting: Vec<Waiting<'a>>,
+}
+
+/// What a reply needs until it is sent.
+struct Waiting<'a> {
+    header: Header,
+    arrived: Instant,
+    send_by: Instant,
+    served: bool,
+    _bytes: Option<ReadView>,
+    _running: Running<'a>,
+}
+
+/// When a request came, until when its answer may wait for the peer, and that it is under way.
+struct Answering<'a> {
+    arrived: Instant,
+    send_by: Instant,
+    running: Running<'a>,
 }
 
 pub(crate) enum Reply {
@@ -77,32 +99,50 @@ impl From<FrameError> for Stop {
 }
 
 /// Serves one connection to its end, which is never an error of the node.
-pub(crate) async fn serve(stream: TcpStream, shared: &Shared, shutdown: &watch::Receiver<Option<Instant>>) {
+pub(crate) async fn serve(stream: Stream, shared: &Shared, shutdown: &watch::Receiver<Option<Instant>>) {
     let stream = Arc::new(stream);
-    let (mut receiver, sender) = (Receiver::new(stream.clone()), Sender::new(stream));
-    let Some((token, membership)) = hello::greet(&mut receiver, &sender, shared).await else {
+    let mut receiver = Receiver::new(stream.clone());
+    let Some((token, membership)) = hello::greet(&mut receiver, &stream, shared).await else {
         return;
     };
-    let (handles, last_handle, unread) = (HashMap::new(), 0, 0);
-    let mut connection =
-        Connection { shared, receiver, sender, shutdown, token, membership, handles, last_handle, unread };
-    loop {
-        tokio::select! {
-            // An idle connection that was replaced is of no use to anybody.
-            () = connection.membership.fenced() => return,
-            next = connection.receiver.has_next() => if !matches!(next, Ok(true)) { return },
-        }
-        let _running = shared.begin_request();
-        if let Err(error) = connection.request().await {
-            tracing::debug!(%error, "a connection was closed");
-            return;
-        }
+    let mut connection = Connection {
+        shared,
+        receiver,
+        stream,
+        shutdown,
+        token,
+        membership,
+        handles: HashMap::new(),
+        last_handle: 0,
+        regions: Regions::new(shared.mappings.clone()),
+        unread: 0,
+        batch: Batch::default(),
+        waiting: Vec::new(),
+    };
+    if let Err(error) = connection.requests().await {
+        tracing::debug!(%error, "a connection was closed");
     }
 }
 
-impl Connection<'_> {
-    /// Takes one request and answers it. Err: the connection is at its end.
+impl<'a> Connection<'a> {
+    /// Takes one request after the other and answers it. Ok: the peer closed, or somebody has replaced it.
+    async fn requests(&mut self) -> Result<(), FrameError> {
+        loop {
+            if self.batch.is_full() || !self.receiver.holds_header() {
+                self.flush().await?;
+            }
+            tokio::select! {
+                // An idle connection that was replaced is of no use to anybody.
+                () = self.membership.fenced() => return Ok(()),
+                next = self.receiver.has_next() => if !next? { return Ok(()) },
+            }
+            self.request().await?;
+        }
+    }
+
+    /// Takes one request. Err: the connection is at its end.
     async fn request(&mut self) -> Result<(), FrameError> {
+        let running = self.shared.begin_request();
         let arrived = Instant::now();
         let head = timeout(HEAD_TIME, async {
             let header = self.receiver.header().await.map_err(|error| (None, error))?;
@@ -110,9 +150,13 @@ impl Connection<'_> {
         });
         let frame = match head.await.map_err(|_| FrameError::Io(io::ErrorKind::TimedOut.into()))? {
             Ok(frame) => frame,
-            Err((header, error)) => return Err(self.answer_malformed(header, error).await),
+            Err((header, error)) => return Err(self.answer_malformed(header, error, running).await),
         };
         let header = frame.header;
+        if header.payload_bytes() > 0 {
+            // What is ready must not wait for bytes that are still under way.
+            self.flush().await?;
+        }
         let deadline = arrived + time_allowed(header.deadline_ms);
         self.unread = u64::from(header.payload_bytes());
         let outcome = timeout_at(deadline.into(), async {
@@ -126,18 +170,14 @@ impl Connection<'_> {
                 Ok(reply) => Ok(Ok(reply)),
             }
         });
-        let send_by = |now: Instant| deadline.max(now + SEND_TIME_MIN);
-        match outcome.await {
-            Ok(Ok(Ok(reply))) => {
-                self.send(reply, send_by(Instant::now())).await?;
-                self.count(&header, arrived.elapsed());
-                Ok(())
-            }
-            Ok(Ok(Err(failure))) => self.refuse(&header, &failure, send_by(Instant::now())).await,
-            Ok(Err(Stop::Gone(error))) => Err(error.into()),
+        let outcome = outcome.await;
+        let send_by = deadline.max(Instant::now() + SEND_TIME_MIN);
+        let (reply, ends) = match outcome {
+            Ok(Ok(Ok(reply))) => (Ok(reply), None),
+            Ok(Ok(Err(failure))) => (Err(failure), None),
+            Ok(Err(Stop::Gone(error))) => return Err(error.into()),
             Ok(Err(Stop::Refused(failure) | Stop::Malformed(failure))) => {
-                self.refuse(&header, &failure, send_by(Instant::now())).await?;
-                Err(failure.into())
+                (Err(failure.clone()), Some(failure))
             }
             Err(_) => {
                 let allowed = time_allowed(header.deadline_ms).as_millis();
@@ -145,7 +185,14 @@ impl Connection<'_> {
                     Code::Timeout,
                     format!("not finished within {allowed} ms; nothing was changed"),
                 );
-                self.refuse(&header, &failure, send_by(Instant::now())).await?;
+                (Err(failure.clone()), Some(failure))
+            }
+        };
+        self.answer(&header, reply, Answering { arrived, send_by, running });
+        match ends {
+            None => Ok(()),
+            Some(failure) => {
+                self.flush().await?;
                 Err(failure.into())
             }
         }
@@ -180,49 +227,78 @@ impl Connection<'_> {
             Opcode::Ping => Ok(Reply::Bare(Frame::new(header.reply(incarnation, Code::Ok)))),
             Opcode::Open => Ok(self.open(frame)?),
             Opcode::Close => Ok(self.close(header)?),
+            Opcode::Map => Ok(self.map(frame)?),
+            Opcode::Unmap => Ok(self.unmap(frame)?),
+            Opcode::Read if header.is_one_sided() => Ok(self.put(frame).await?),
+            Opcode::Write if header.is_one_sided() => Ok(self.get(frame).await?),
             Opcode::Read => Ok(self.read(header)?),
             Opcode::Write => self.write(frame).await,
             Opcode::Seal | Opcode::Delete | Opcode::Stat => self.control(frame, opcode).await,
         }
     }
 
-    async fn send(&self, reply: Reply, by: Instant) -> Result<(), FrameError> {
-        let sent = async {
-            match reply {
-                Reply::Bare(frame) => self.sender.bare(frame).await,
-                Reply::Json(frame, payload) => self.sender.json(frame, &payload).await,
-                Reply::Data(frame, view) => {
-                    let bytes = view.bytes();
-                    // SAFETY: the view keeps the range alive and unchanged, and outlives the call. The cast loses only `const`:
-                    // sending reads.
-                    let memory =
-                        Memory::new(vec![unsafe { Slice::new(bytes.as_ptr().cast_mut(), bytes.len()) }]);
-                    // SAFETY: as above; one task sends, so nothing reads the range after this future is dropped.
-                    unsafe { self.sender.data(frame, &memory) }.await
-                }
+    /// Puts an answer where it goes out with the next flush.
+    fn answer(&mut self, header: &Header, reply: Result<Reply, Failure>, answering: Answering<'a>) {
+        let served = reply.is_ok();
+        let mut bytes = None;
+        match reply {
+            Ok(Reply::Bare(frame)) => self.batch.push(frame),
+            Ok(Reply::Json(frame, payload)) => self.batch.push_json(frame, &payload),
+            Ok(Reply::Data(frame, view)) => {
+                let range = view.bytes();
+                // SAFETY: the view is kept until the batch is sent or dropped, and with it the range, alive and unchanged. The
+                // cast loses only `const`: sending reads.
+                let slice = unsafe { Slice::new(range.as_ptr().cast_mut(), range.len()) };
+                self.batch.push_data(frame, Memory::from(slice));
+                bytes = Some(view);
             }
-        };
-        match timeout_at(by.into(), sent).await {
-            Ok(result) => Ok(result?),
-            Err(_) => Err(FrameError::Io(io::Error::new(io::ErrorKind::TimedOut, "the peer does not read"))),
+            Err(failure) => {
+                self.shared.stats.refused(&failure);
+                self.batch.push(Frame::refusal(header, self.shared.store.incarnation(), &failure));
+            }
         }
+        let Answering { arrived, send_by, running } = answering;
+        self.waiting.push(Waiting {
+            header: *header,
+            arrived,
+            send_by,
+            served,
+            _bytes: bytes,
+            _running: running,
+        });
     }
 
-    async fn refuse(&self, header: &Header, failure: &Failure, by: Instant) -> Result<(), FrameError> {
-        self.shared.stats.refused(failure);
-        let frame = Frame::refusal(header, self.shared.store.incarnation(), failure);
-        self.send(Reply::Bare(frame), by).await
+    /// Sends what is ready.
+    pub(crate) async fn flush(&mut self) -> Result<(), FrameError> {
+        let Some(by) = self.waiting.iter().map(|waiting| waiting.send_by).min() else { return Ok(()) };
+        // SAFETY: what the payloads are made of is kept in `waiting`; one task sends, so nothing reads them after this future
+        // is dropped.
+        let sent = timeout_at(by.into(), unsafe { self.batch.send(&self.stream) }).await;
+        sent.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the peer does not read"))??;
+        self.batch.clear();
+        for waiting in std::mem::take(&mut self.waiting) {
+            if waiting.served {
+                self.count(&waiting.header, waiting.arrived.elapsed());
+            }
+        }
+        Ok(())
     }
 
     /// Answers a frame that is not well-formed where its request is known; the connection ends in any case.
-    async fn answer_malformed(&self, header: Option<Header>, error: FrameError) -> FrameError {
+    async fn answer_malformed(
+        &mut self,
+        header: Option<Header>,
+        error: FrameError,
+        running: Running<'a>,
+    ) -> FrameError {
         let (header, failure) = match (header, &error) {
-            (Some(header), FrameError::Malformed(failure)) => (header, failure),
-            (None, FrameError::Refused { header, failure }) => (*header, failure),
+            (Some(header), FrameError::Malformed(failure)) => (header, failure.clone()),
+            (None, FrameError::Refused { header, failure }) => (*header, failure.clone()),
             _ => return error,
         };
-        let by = Instant::now() + SEND_TIME_MIN;
-        self.refuse(&header, failure, by).await.err().unwrap_or(error)
+        let now = Instant::now();
+        self.answer(&header, Err(failure), Answering { arrived: now, send_by: now + SEND_TIME_MIN, running });
+        self.flush().await.err().unwrap_or(error)
     }
 
     fn count(&self, header: &Header, taken: Duration) {

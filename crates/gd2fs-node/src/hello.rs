@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gd2fs_transport::{Frame, Receiver, Sender};
+use gd2fs_transport::{Batch, Frame, Receiver, Stream};
 use gd2fs_wire::capability::parse_file_id;
 use gd2fs_wire::header::{PAYLOAD_BYTES_MAX, VERSION};
 use gd2fs_wire::messages::{Hello, HelloReply};
@@ -21,20 +21,20 @@ const DEVELOPMENT_TENANT: &str = "default";
 /// None: the connection has been told why, where it could be, and ends here.
 pub(crate) async fn greet(
     receiver: &mut Receiver,
-    sender: &Sender,
+    stream: &Stream,
     shared: &Shared,
 ) -> Option<(Token, Membership)> {
-    timeout(HELLO_TIME, greeting(receiver, sender, shared)).await.ok().flatten()
+    timeout(HELLO_TIME, greeting(receiver, stream, shared)).await.ok().flatten()
 }
 
-async fn greeting(receiver: &mut Receiver, sender: &Sender, shared: &Shared) -> Option<(Token, Membership)> {
+async fn greeting(receiver: &mut Receiver, stream: &Stream, shared: &Shared) -> Option<(Token, Membership)> {
     let incarnation = shared.store.incarnation();
     let header = match receiver.header().await {
         Ok(header) => header,
         Err(gd2fs_transport::FrameError::Refused { header, failure }) => {
             // Another protocol version: the one case in which a stranger gets an answer that helps.
             shared.stats.refused(&failure);
-            let _ = sender.bare(Frame::refusal(&header, incarnation, &failure)).await;
+            let _ = say(stream, Frame::refusal(&header, incarnation, &failure)).await;
             return None;
         }
         Err(_) => return None,
@@ -54,16 +54,23 @@ async fn greeting(receiver: &mut Receiver, sender: &Sender, shared: &Shared) -> 
                 payload_bytes_max: PAYLOAD_BYTES_MAX,
             };
             let reply = Frame::with_message(header.reply(incarnation, Code::Ok), &reply).ok()?;
-            sender.bare(reply).await.ok()?;
+            say(stream, reply).await.ok()?;
             Some(admitted)
         }
         Err(failure) => {
             shared.stats.refused(&failure);
             // The connection ends anyway; a peer that has gone needs no answer.
-            let _ = sender.bare(Frame::refusal(&header, incarnation, &failure)).await;
+            let _ = say(stream, Frame::refusal(&header, incarnation, &failure)).await;
             None
         }
     }
+}
+
+async fn say(stream: &Stream, frame: Frame) -> std::io::Result<()> {
+    let mut batch = Batch::default();
+    batch.push(frame);
+    // SAFETY: it has no payload.
+    unsafe { batch.send(stream) }.await
 }
 
 fn admit(frame: &Frame, shared: &Shared) -> Result<(Token, Membership), Failure> {

@@ -6,11 +6,12 @@ mod control;
 mod fences;
 mod hello;
 mod node;
+mod one_sided;
 mod open;
 mod read;
 mod server;
 mod stats;
 mod write;
 
-pub use config::{Config, DEFAULT_PORT, StartError};
+pub use config::{Config, StartError};
 pub use node::Node;

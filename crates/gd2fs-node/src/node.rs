@@ -1,17 +1,17 @@
 //! A node in this process: its own runtime, its store, its listeners.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gd2fs_store::{DataDir, Store};
+use gd2fs_transport::Address;
 use parking_lot::{Condvar, Mutex};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::config::{self, Config, StartError};
-use crate::server::{self, Shared};
+use crate::server::{self, Listener, Shared};
 
 /// What is left of the runtime after its connections have ended gets this long; nothing should be.
 const RUNTIME_END: Duration = Duration::from_secs(1);
@@ -19,7 +19,7 @@ const RUNTIME_END: Duration = Duration::from_secs(1);
 /// A running node. Dropping it stops it at once.
 pub struct Node {
     shared: Arc<Shared>,
-    addresses: Vec<SocketAddr>,
+    addresses: Vec<Address>,
     /// None: serving. Otherwise the time at which running requests are cut off.
     shutdown: watch::Sender<Option<Instant>>,
     ended: Arc<Ended>,
@@ -48,10 +48,14 @@ impl Node {
         let (keys, wanted) = config.check()?;
         let data = DataDir::open(&config.data_dir, &config.cluster, &config.node, config.incarnation)?;
         let listeners = wanted.into_iter().map(config::listen).collect::<Result<Vec<_>, _>>()?;
+        let local = config::listen_locally(&config.shm)?;
         let memory_bytes = usize::try_from(config.memory_bytes).unwrap_or(usize::MAX);
+        let threads = match config.io_threads {
+            // More threads than this only wait for memory.
+            0 => std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 16),
+            threads => threads,
+        };
         let shared = Arc::new(Shared::new(config, keys, Store::new(memory_bytes, data)));
-        // More threads than this only wait for memory.
-        let threads = std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 16);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             .thread_name("gd2fs-node")
@@ -59,21 +63,22 @@ impl Node {
             .build()
             .map_err(StartError::Runtime)?;
         let _inside = runtime.enter();
-        let listeners = listeners
-            .into_iter()
-            .map(TcpListener::from_std)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(StartError::Runtime)?;
-        let addresses = listeners
-            .iter()
-            .map(TcpListener::local_addr)
-            .collect::<Result<_, _>>()
-            .map_err(StartError::Runtime)?;
+        let mut addresses = Vec::with_capacity(listeners.len() + 1);
+        let mut accepting = Vec::with_capacity(listeners.len() + 1);
+        for listener in listeners {
+            let listener = TcpListener::from_std(listener).map_err(StartError::Runtime)?;
+            addresses.push(Address::Tcp(listener.local_addr().map_err(StartError::Runtime)?));
+            accepting.push(Listener::Tcp(listener));
+        }
+        if let Some((listener, address)) = local {
+            accepting.push(Listener::Local(UnixListener::from_std(listener).map_err(StartError::Runtime)?));
+            addresses.push(address);
+        }
         let (shutdown, stopping) = watch::channel(None);
         let ended = Arc::new(Ended::default());
         let (task_shared, end) = (shared.clone(), End(ended.clone()));
         runtime.spawn(async move {
-            server::run(listeners, task_shared, stopping).await;
+            server::run(accepting, task_shared, stopping).await;
             drop(end);
         });
         drop(_inside);
@@ -82,7 +87,7 @@ impl Node {
 
     /// Where it listens, with the ports that were given for port 0.
     pub fn addresses(&self) -> Vec<String> {
-        self.addresses.iter().map(|address| format!("tcp://{address}")).collect()
+        self.addresses.iter().map(Address::to_string).collect()
     }
 
     /// Counters as a JSON object.

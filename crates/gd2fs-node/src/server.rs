@@ -7,9 +7,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use gd2fs_store::Store;
+use gd2fs_transport::Stream;
+use gd2fs_transport::shm::Mappings;
 use gd2fs_wire::Keys;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
@@ -32,6 +34,8 @@ pub struct Shared {
     pub store: Store,
     pub stats: Stats,
     pub fences: Arc<Fences>,
+    /// Memory that clients of this host share.
+    pub mappings: Arc<Mappings>,
     /// Memory of the open handles of all connections.
     pub handle_bytes: Arc<AtomicUsize>,
     /// Requests between their header and the end of their reply.
@@ -51,6 +55,7 @@ impl Shared {
             store,
             stats: Stats::default(),
             fences: Arc::default(),
+            mappings: Arc::default(),
             handle_bytes: Arc::default(),
             running: watch::channel(0).0,
             connections,
@@ -70,11 +75,7 @@ impl Drop for Running<'_> {
 }
 
 /// Serves until `shutdown` names a time, then lets running requests finish until then. Returns when no connection is left.
-pub async fn run(
-    listeners: Vec<TcpListener>,
-    shared: Arc<Shared>,
-    shutdown: watch::Receiver<Option<Instant>>,
-) {
+pub async fn run(listeners: Vec<Listener>, shared: Arc<Shared>, shutdown: watch::Receiver<Option<Instant>>) {
     let mut all = JoinSet::new();
     for listener in listeners {
         all.spawn(accept(listener, shared.clone(), shutdown.clone()));
@@ -82,14 +83,28 @@ pub async fn run(
     while all.join_next().await.is_some() {}
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>, shutdown: watch::Receiver<Option<Instant>>) {
+pub enum Listener {
+    Tcp(TcpListener),
+    Local(UnixListener),
+}
+
+impl Listener {
+    async fn accept(&self) -> io::Result<Stream> {
+        match self {
+            Listener::Tcp(listener) => prepare(listener.accept().await?.0),
+            Listener::Local(listener) => Ok(listener.accept().await?.0.into()),
+        }
+    }
+}
+
+async fn accept(listener: Listener, shared: Arc<Shared>, shutdown: watch::Receiver<Option<Instant>>) {
     let mut connections = JoinSet::new();
     let mut begun = shutdown.clone();
     loop {
         tokio::select! {
             () = async { drop(begun.wait_for(Option::is_some).await) } => break,
             Some(_) = connections.join_next() => {}
-            accepted = listener.accept() => match accepted.and_then(|(stream, _)| prepare(stream)) {
+            accepted = listener.accept() => match accepted {
                 Ok(stream) => admit(stream, &shared, &shutdown, &mut connections),
                 Err(error) => {
                     tracing::warn!(%error, "a connection was not accepted");
@@ -103,18 +118,18 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, shutdown: watch::Rec
     connections.shutdown().await;
 }
 
-fn prepare(stream: TcpStream) -> io::Result<TcpStream> {
+fn prepare(stream: TcpStream) -> io::Result<Stream> {
     stream.set_nodelay(true)?;
     let keepalive = TcpKeepalive::new()
         .with_time(KEEPALIVE_IDLE)
         .with_interval(KEEPALIVE_INTERVAL)
         .with_retries(KEEPALIVE_PROBES);
     SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
-    Ok(stream)
+    Ok(stream.into())
 }
 
 fn admit(
-    stream: TcpStream,
+    stream: Stream,
     shared: &Arc<Shared>,
     shutdown: &watch::Receiver<Option<Instant>>,
     connections: &mut JoinSet<()>,

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gd2fs_transport::{Frame, Memory, Slice};
 use gd2fs_wire::capability::Right;
+use gd2fs_wire::sums::PieceSums;
 use gd2fs_wire::{Code, Failure, Header};
 
 use crate::connection::{Connection, Reply, Stop};
@@ -12,26 +13,32 @@ impl Connection<'_> {
     pub(crate) async fn write(&mut self, frame: &Frame) -> Result<Reply, Stop> {
         let header = &frame.header;
         let handle = self.authorised(header, Right::Write)?;
-        if self.membership.is_fenced() {
-            let message = "a newer connection of this client has taken over";
-            return Err(Failure::new(Code::StaleWriter, message).into());
-        }
+        self.check_not_fenced()?;
         let grant = handle.capability.grant;
         let ticket = handle.column.begin_write(header.epoch, grant, header.offset, header.length)?;
         let memory = {
             let (address, length) = ticket.target();
             // SAFETY: the range is the ticket's own until it is published or dropped.
-            Memory::new(vec![unsafe { Slice::new(address, length) }])
+            Memory::from(unsafe { Slice::new(address, length) })
         };
+        let mut sums = PieceSums::new(header.offset);
         // SAFETY: the ticket outlives the receive, and nobody else uses its range. Both live in this one future: a deadline
         // or a shutdown that drops it stops the receive (the only call that writes there is made by polling it) before the
         // ticket gives its memory back.
-        unsafe { self.receiver.scatter(&memory) }.await?;
+        unsafe { self.receiver.scatter(&memory, Some(&mut sums)) }.await?;
         self.unread = 0;
         let expected = (!header.is_raw()).then_some(frame.sums.as_slice());
-        // SAFETY: the receive is over.
-        unsafe { ticket.publish(expected, || self.membership.is_fenced()) }?;
+        // SAFETY: the receive is over, and summed what it received.
+        unsafe { ticket.publish(&sums.finish(), expected, || self.membership.is_fenced()) }?;
         self.shared.stats.bytes_written.fetch_add(u64::from(header.length), Relaxed);
         Ok(Reply::Bare(Frame::new(Header { length: header.length, ..self.reply(header) })))
+    }
+
+    pub(crate) fn check_not_fenced(&self) -> Result<(), Failure> {
+        if self.membership.is_fenced() {
+            let message = "a newer connection of this client has taken over";
+            return Err(Failure::new(Code::StaleWriter, message));
+        }
+        Ok(())
     }
 }

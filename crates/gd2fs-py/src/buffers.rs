@@ -6,12 +6,20 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
+use crate::iomem::{Hold, IOMEM};
 use crate::raise;
 
-/// Buffers that are held for a transfer, and the memory that they make up in order.
+/// What is held for a transfer, and the memory that it makes up in order.
 pub struct Held {
-    pub buffers: Vec<PyUntypedBuffer>,
+    pub keepers: Keepers,
     pub memory: Memory,
+}
+
+/// Whatever keeps a transfer's memory alive.
+#[derive(Default)]
+pub struct Keepers {
+    _buffers: Vec<PyUntypedBuffer>,
+    _iomem: Option<Hold>,
 }
 
 /// Takes hold of every object in `objects`; the holds end when the result is dropped, with the interpreter attached.
@@ -32,11 +40,22 @@ pub fn hold(objects: &Bound<'_, PyList>, direction: Direction) -> PyResult<Held>
         slices.push(unsafe { Slice::new(buffer.buf_ptr().cast(), buffer.len_bytes()) });
         buffers.push(buffer);
     }
-    Ok(Held { buffers, memory: Memory::new(slices) })
+    Ok(Held { keepers: Keepers { _buffers: buffers, _iomem: None }, memory: Memory::new(slices) })
 }
 
-/// Memory that is given as arrays of addresses and lengths. Nothing is held: keeping it alive is the caller's.
-pub fn raw(addresses: &Bound<'_, PyAny>, lengths: &Bound<'_, PyAny>) -> PyResult<Memory> {
+/// Memory that is given as arrays of addresses and lengths. They lie in `iomem`, which is held; without it nothing is, and
+/// keeping them alive is the caller's.
+pub fn fragments(
+    addresses: &Bound<'_, PyAny>,
+    lengths: &Bound<'_, PyAny>,
+    iomem: Option<&Bound<'_, IOMEM>>,
+) -> PyResult<Held> {
+    let memory = raw(addresses, lengths)?;
+    let hold = iomem.map(|iomem| iomem.get().hold(addresses.py(), &memory)).transpose()?;
+    Ok(Held { keepers: Keepers { _buffers: Vec::new(), _iomem: hold }, memory })
+}
+
+fn raw(addresses: &Bound<'_, PyAny>, lengths: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let starts = numbers(addresses, "addresses")?;
     let sizes = numbers(lengths, "lengths")?;
     if starts.len() != sizes.len() {

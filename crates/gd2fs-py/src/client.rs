@@ -5,15 +5,16 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use gd2fs_client::{Completion, Direction, Options, Ticket};
+use gd2fs_client::{Completion, Direction, Options, Ticket, Transport};
 use gd2fs_wire::code::{Code, Failure};
 use parking_lot::Mutex;
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
+use crate::buffers::{self, Keepers};
 use crate::exit::{self, Inside};
-use crate::{buffers, raise};
+use crate::iomem::{self, IOMEM};
+use crate::raise;
 
 /// Blocking calls look at signals this often, so that Ctrl-C works in all of them.
 const SLICE: Duration = Duration::from_millis(50);
@@ -23,16 +24,16 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 #[pyclass(frozen, module = "gd2fs._native")]
 pub struct Client {
     client: gd2fs_client::Client,
-    /// Buffers of the requests that are not reaped yet: native threads use them, so they are released only then.
-    held: Mutex<HashMap<u64, Vec<PyUntypedBuffer>>>,
+    /// What keeps the memory of requests that are not reaped yet: native threads use it, so it is released only then.
+    held: Mutex<HashMap<u64, Keepers>>,
     closed: AtomicBool,
 }
 
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (addresses, cluster, token, *, nics = vec![], io_threads = 2, streams = 4, verify = true,
-                        outstanding_bytes_max = 1 << 30))]
+    #[pyo3(signature = (addresses, cluster, token, *, nics = vec![], io_threads = 2, streams = 4,
+                        transport = "auto", verify = true, outstanding_bytes_max = 1 << 30))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -42,6 +43,7 @@ impl Client {
         nics: Vec<String>,
         io_threads: usize,
         streams: usize,
+        transport: &str,
         verify: bool,
         outstanding_bytes_max: u64,
     ) -> PyResult<Client> {
@@ -52,6 +54,15 @@ impl Client {
         };
         let make = || {
             let nics = nics.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+            let transport = match transport {
+                "auto" => Transport::Auto,
+                "tcp" => Transport::Tcp,
+                "shm" => Transport::Shm,
+                other => {
+                    let why = format!("transport: {other:?} is none of auto, tcp, shm");
+                    return Err(Failure::new(Code::Invalid, why));
+                }
+            };
             gd2fs_client::Client::new(&Options {
                 addresses,
                 cluster,
@@ -59,6 +70,7 @@ impl Client {
                 nics,
                 io_threads,
                 streams,
+                transport,
                 verify,
                 outstanding_bytes_max,
             })
@@ -115,6 +127,7 @@ impl Client {
         )
     }
 
+    #[pyo3(signature = (layout, offset, addresses, lengths, timeout_ms, iomem = None))]
     fn submit_read_at(
         &self,
         layout: &str,
@@ -122,11 +135,13 @@ impl Client {
         addresses: &Bound<'_, PyAny>,
         lengths: &Bound<'_, PyAny>,
         timeout_ms: i64,
+        iomem: Option<&Bound<'_, IOMEM>>,
     ) -> PyResult<u64> {
-        let held = buffers::Held { buffers: Vec::new(), memory: buffers::raw(addresses, lengths)? };
+        let held = buffers::fragments(addresses, lengths, iomem)?;
         self.submit(addresses.py(), Direction::Read, layout, offset, held, timeout_ms)
     }
 
+    #[pyo3(signature = (layout, offset, addresses, lengths, timeout_ms, iomem = None))]
     fn submit_write_at(
         &self,
         layout: &str,
@@ -134,9 +149,27 @@ impl Client {
         addresses: &Bound<'_, PyAny>,
         lengths: &Bound<'_, PyAny>,
         timeout_ms: i64,
+        iomem: Option<&Bound<'_, IOMEM>>,
     ) -> PyResult<u64> {
-        let held = buffers::Held { buffers: Vec::new(), memory: buffers::raw(addresses, lengths)? };
+        let held = buffers::fragments(addresses, lengths, iomem)?;
         self.submit(addresses.py(), Direction::Write, layout, offset, held, timeout_ms)
+    }
+
+    fn alloc(&self, py: Python<'_>, length: usize) -> PyResult<IOMEM> {
+        let inside = exit::enter(py);
+        let client = self.live(py)?;
+        let region = exit::detach(py, &inside, || client.allocate(length));
+        Ok(IOMEM::of_region(region.map_err(|failure| raise::failure(py, &failure))?, length))
+    }
+
+    fn register(&self, buffer: &Bound<'_, PyAny>) -> PyResult<IOMEM> {
+        self.live(buffer.py())?;
+        iomem::register(buffer)
+    }
+
+    fn register_at(&self, py: Python<'_>, address: usize, length: usize) -> PyResult<IOMEM> {
+        self.live(py)?;
+        iomem::register_at(py, address, length)
     }
 
     fn cancel(&self, py: Python<'_>, request: u64) -> PyResult<()> {
@@ -236,10 +269,8 @@ impl Client {
         let mut table = self.held.lock();
         // SAFETY: the buffers are held until `hand_over`; for raw addresses that is the caller's promise.
         let request = unsafe { client.submit(direction, layout, offset, held.memory, timeout) };
-        if let Ok(request) = request
-            && !held.buffers.is_empty()
-        {
-            table.insert(request, held.buffers);
+        if let Ok(request) = request {
+            table.insert(request, held.keepers);
         }
         // Making an exception runs Python code, which may let another thread run that waits for this lock.
         drop(table);
@@ -248,9 +279,9 @@ impl Client {
 
     fn hand_over(&self, done: Vec<Completion>, list: &Bound<'_, PyList>) -> PyResult<()> {
         for completion in done {
-            let buffers = self.held.lock().remove(&completion.request);
+            let keepers = self.held.lock().remove(&completion.request);
             // Released here, attached to the interpreter and outside the lock: releasing may run Python code.
-            drop(buffers);
+            drop(keepers);
             list.append((completion.request, completion.code as u32, completion.bytes, completion.message))?;
         }
         Ok(())

@@ -4,6 +4,7 @@ mod bench;
 mod buffers;
 mod client;
 mod exit;
+mod iomem;
 mod node;
 mod node_link;
 mod raise;
@@ -19,6 +20,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add("WIRE_VERSION", gd2fs_wire::header::VERSION)?;
     module.add_class::<client::Client>()?;
+    module.add_class::<iomem::IOMEM>()?;
     module.add_class::<node::Node>()?;
     module.add_class::<node_link::NodeLink>()?;
     module.add_class::<bench::RawTcp>()?;

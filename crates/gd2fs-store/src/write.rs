@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gd2fs_wire::{Code, Failure, sums};
+use gd2fs_wire::{Code, Failure};
 
 use crate::column::Column;
 use crate::frame::Frame;
@@ -20,6 +20,11 @@ pub struct WriteTicket {
 }
 
 impl WriteTicket {
+    /// Where the bytes belong in the file.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
     /// Where the bytes belong: an address and a length. They stay this ticket's own, to be received into without any lock,
     /// until it is published or dropped; whoever receives keeps the ticket for as long.
     pub fn target(&self) -> (*mut u8, usize) {
@@ -27,22 +32,21 @@ impl WriteTicket {
         (self.frame.address(start, end), (end - start) as usize)
     }
 
-    /// Verifies the received bytes against the writer's sums (None: not summed by the writer) and publishes them in one
-    /// step. `fenced` is asked under the column's lock: a writer that is fenced before this point changes nothing.
+    /// Verifies the received bytes, whose sums are `actual`, against the writer's (None: not summed by the writer) and publishes
+    /// them in one step. `fenced` is asked under the column's lock: a writer that is fenced before this point changes nothing.
     ///
     /// # Safety
-    /// The bytes have been received: nobody writes them any more.
+    /// The bytes have been received: nobody writes them any more, and `actual` was made of them where they are now.
     pub unsafe fn publish(
         mut self,
+        actual: &[u32],
         expected: Option<&[u32]>,
         fenced: impl Fn() -> bool,
     ) -> Result<(), Failure> {
-        let Place { start, end, .. } = self.place;
-        // SAFETY: received, by the caller's promise; nobody else was given this range.
-        let actual = sums::piece_sums(self.offset, unsafe { self.frame.bytes(start, end) });
         if let Some(expected) = expected
             && let Some(piece) = actual.iter().zip(expected).position(|(a, b)| a != b)
         {
+            let Place { start, end, .. } = self.place;
             let (offset, length) = (self.offset, end - start);
             return Err(Failure::new(
                 Code::Checksum,
@@ -52,7 +56,7 @@ impl WriteTicket {
             ));
         }
         let column = self.column.clone();
-        column.publish(&mut self, &actual, fenced)
+        column.publish(&mut self, actual, fenced)
     }
 }
 

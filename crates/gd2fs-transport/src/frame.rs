@@ -69,16 +69,21 @@ impl Frame {
             .map_err(|error| Failure::new(Code::BadRequest, format!("ext is not understood: {error}")))
     }
 
-    /// Header, ext and sums as they go out; `json_payload` is covered by payload_crc as well, file data is not.
-    pub fn encode(&mut self, json_payload: &[u8]) -> Vec<u8> {
+    /// Appends header, ext and sums as they go out; `json_payload` is covered by payload_crc as well, file data is not.
+    pub fn encode_into(&mut self, json_payload: &[u8], out: &mut Vec<u8>) {
         let sums = sums::sums_to_bytes(&self.sums);
         self.header.ext_bytes = self.ext.len().try_into().expect("ext was checked against 65,535");
         self.header.sums_bytes = sums.len() as u32;
         self.header.payload_crc = sums::crc32c_of([self.ext.as_slice(), &sums, json_payload]);
-        let mut bytes = Vec::with_capacity(HEADER_BYTES + self.ext.len() + sums.len());
-        bytes.extend_from_slice(&self.header.encode());
-        bytes.extend_from_slice(&self.ext);
-        bytes.extend_from_slice(&sums);
+        out.extend_from_slice(&self.header.encode());
+        out.extend_from_slice(&self.ext);
+        out.extend_from_slice(&sums);
+    }
+
+    /// The frame as it goes out, without a payload.
+    pub fn encode(&mut self, json_payload: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + self.ext.len() + 4 * self.sums.len());
+        self.encode_into(json_payload, &mut bytes);
         bytes
     }
 

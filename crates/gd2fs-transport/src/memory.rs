@@ -1,5 +1,7 @@
 //! Memory that a transfer reads or fills and that somebody else keeps alive.
 
+use smallvec::{SmallVec, smallvec};
+
 /// A range of bytes by address.
 ///
 /// The transports move bytes between the network and memory that no Rust reference may cover for the whole of a
@@ -65,14 +67,20 @@ impl Slice {
 /// A list of slices that counts as one range of bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
-    slices: Vec<Slice>,
+    slices: SmallVec<[Slice; 1]>,
     length: usize,
+}
+
+impl From<Slice> for Memory {
+    fn from(slice: Slice) -> Memory {
+        Memory { length: slice.len(), slices: smallvec![slice] }
+    }
 }
 
 impl Memory {
     pub fn new(slices: Vec<Slice>) -> Memory {
         let length = slices.iter().map(Slice::len).sum();
-        Memory { slices, length }
+        Memory { slices: slices.into(), length }
     }
 
     pub fn len(&self) -> usize {
@@ -93,7 +101,7 @@ impl Memory {
         lengths
             .into_iter()
             .map(|mut wanted| {
-                let mut part = Vec::new();
+                let mut part: SmallVec<[Slice; 1]> = SmallVec::new();
                 while wanted > 0 {
                     let slice = &self.slices[index];
                     let take = wanted.min(slice.len() - inside);
@@ -106,7 +114,8 @@ impl Memory {
                         (index, inside) = (index + 1, 0);
                     }
                 }
-                Memory::new(part)
+                let length = part.iter().map(Slice::len).sum();
+                Memory { slices: part, length }
             })
             .collect()
     }

@@ -4,28 +4,31 @@ use std::io;
 use std::sync::Arc;
 
 use gd2fs_wire::header::{HEADER_BYTES, Header};
-use gd2fs_wire::sums;
-use tokio::io::Interest;
-use tokio::net::TcpStream;
+use gd2fs_wire::sums::{self, PieceSums};
 
 use crate::frame::{Frame, FrameError};
 use crate::memory::{Memory, Slice};
+use crate::stream::{SLICES_MAX, Stream};
 
 /// Holds many small frames, so that pipelined 4 KiB requests cost few system calls; payloads beyond it go past it.
-const BUFFER_BYTES: usize = 64 << 10;
-/// IOV_MAX of Linux.
-const SLICES_MAX: usize = 1024;
+const BUFFER_BYTES: usize = 128 << 10;
+/// Received at once at most: what is summed right behind it must still lie in the core's own cache.
+const RECEIVE_BYTES_MAX: usize = 256 << 10;
 
 pub struct Receiver {
-    stream: Arc<TcpStream>,
+    stream: Arc<Stream>,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
 }
 
 impl Receiver {
-    pub fn new(stream: Arc<TcpStream>) -> Receiver {
+    pub fn new(stream: Arc<Stream>) -> Receiver {
         Receiver { stream, buffer: vec![0; BUFFER_BYTES].into(), start: 0, end: 0 }
+    }
+
+    pub fn stream(&self) -> &Stream {
+        &self.stream
     }
 
     /// Waits for the first byte of the next frame; false if the peer closed in between frames.
@@ -35,6 +38,11 @@ impl Receiver {
             self.end = receive(&self.stream, &mut self.buffer).await?;
         }
         Ok(self.end > 0)
+    }
+
+    /// Whether the next header is here already, so that taking it waits for nothing.
+    pub fn holds_header(&self) -> bool {
+        self.end - self.start >= HEADER_BYTES
     }
 
     /// The next header with its ext and sums. The payload still waits in the connection; if it is JSON, the sum over the
@@ -75,29 +83,47 @@ impl Receiver {
         Ok(payload)
     }
 
-    /// Receives file data straight into `memory`.
+    /// Receives file data straight into `memory`, and sums what came while it is still in the cache.
     ///
     /// # Safety
     /// The memory is valid and nobody else uses it until this returns or the future is dropped.
-    pub async unsafe fn scatter(&mut self, memory: &Memory) -> io::Result<()> {
-        let mut index = 0;
-        let mut slices = memory.slices().to_vec();
-        while index < slices.len() && self.start < self.end {
-            let take = slices[index].len().min(self.end - self.start);
+    pub async unsafe fn scatter(
+        &mut self,
+        memory: &Memory,
+        mut sums: Option<&mut PieceSums>,
+    ) -> io::Result<()> {
+        let mut rest = Cursor::new(memory.slices());
+        while self.start < self.end
+            && let Some(slice) = rest.next(self.end - self.start)
+        {
+            let bytes = &self.buffer[self.start..self.start + slice.len()];
             // SAFETY: the caller's promise.
-            unsafe { slices[index].part(0, take).fill_from(&self.buffer[self.start..self.start + take]) };
-            self.start += take;
-            advance(&mut slices, &mut index, take);
-        }
-        while index < slices.len() {
-            if slices[index].is_empty() {
-                index += 1;
-                continue;
+            unsafe { slice.fill_from(bytes) };
+            if let Some(sums) = &mut sums {
+                sums.update(bytes);
             }
-            let upto = slices.len().min(index + SLICES_MAX);
+            self.start += slice.len();
+        }
+        let mut vector = Vec::new();
+        while rest.gather(RECEIVE_BYTES_MAX, &mut vector) {
+            self.stream.readable().await?;
             // SAFETY: the caller's promise.
-            let received = unsafe { receive_vectored(&self.stream, &slices[index..upto]) }.await?;
-            advance(&mut slices, &mut index, received);
+            let received = match unsafe { self.stream.try_receive(&vector) } {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                other => other?,
+            };
+            if received == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let mut left = received;
+            while left > 0 {
+                let slice = rest.next(left).expect("no more is received than was asked for");
+                if let Some(sums) = &mut sums {
+                    // SAFETY: received, and still nobody else's.
+                    sums.update(unsafe { slice.bytes() });
+                }
+                left -= slice.len();
+            }
         }
         Ok(())
     }
@@ -115,6 +141,13 @@ impl Receiver {
         Ok(())
     }
 
+    /// Drops what comes until the peer has closed its end.
+    pub async fn drain(&mut self) {
+        while matches!(self.has_next().await, Ok(true)) {
+            self.start = self.end;
+        }
+    }
+
     async fn exact(&mut self, mut into: &mut [u8]) -> io::Result<()> {
         while !into.is_empty() {
             if !self.has_next().await? {
@@ -130,46 +163,57 @@ impl Receiver {
     }
 }
 
-fn advance(slices: &mut [Slice], index: &mut usize, mut bytes: usize) {
-    while bytes > 0 {
-        let slice = &mut slices[*index];
-        let take = bytes.min(slice.len());
-        *slice = slice.part(take, slice.len() - take);
-        bytes -= take;
-        if slice.is_empty() {
-            *index += 1;
+/// What of a list of slices is still to be filled.
+struct Cursor<'a> {
+    slices: &'a [Slice],
+    /// Bytes of the first slice that are done.
+    inside: usize,
+}
+
+impl Cursor<'_> {
+    fn new(slices: &[Slice]) -> Cursor<'_> {
+        Cursor { slices, inside: 0 }
+    }
+
+    /// Takes the next piece that lies in one slice, of at most `bytes`; None at the end.
+    fn next(&mut self, bytes: usize) -> Option<Slice> {
+        loop {
+            let first = self.slices.first()?;
+            let left = first.len() - self.inside;
+            if left == 0 {
+                (self.slices, self.inside) = (&self.slices[1..], 0);
+                continue;
+            }
+            let piece = first.part(self.inside, left.min(bytes));
+            self.inside += piece.len();
+            return Some(piece);
         }
+    }
+
+    /// Lists what comes next, at most `bytes` of it, without taking it; false at the end.
+    fn gather(&self, bytes: usize, into: &mut Vec<Slice>) -> bool {
+        into.clear();
+        let mut ahead = Cursor { slices: self.slices, inside: self.inside };
+        let mut left = bytes;
+        while left > 0
+            && into.len() < SLICES_MAX
+            && let Some(slice) = ahead.next(left)
+        {
+            left -= slice.len();
+            into.push(slice);
+        }
+        !into.is_empty()
     }
 }
 
-async fn receive(stream: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
+async fn receive(stream: &Stream, into: &mut [u8]) -> io::Result<usize> {
     loop {
         stream.readable().await?;
-        match stream.try_read(into) {
+        // SAFETY: the range is borrowed for the whole of the call.
+        let slice = unsafe { Slice::new(into.as_mut_ptr(), into.len()) };
+        // SAFETY: as above.
+        match unsafe { stream.try_receive(&[slice]) } {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            other => return other,
-        }
-    }
-}
-
-/// # Safety
-/// The slices are valid and nobody else uses them until this returns or the future is dropped.
-async unsafe fn receive_vectored(stream: &TcpStream, slices: &[Slice]) -> io::Result<usize> {
-    use std::os::fd::AsRawFd;
-    loop {
-        stream.readable().await?;
-        let result = stream.try_io(Interest::READABLE, || {
-            let vector: Vec<libc::iovec> = slices
-                .iter()
-                .map(|slice| libc::iovec { iov_base: slice.address().cast(), iov_len: slice.len() })
-                .collect();
-            // SAFETY: the vector names memory that the caller promised; its length is at most IOV_MAX.
-            let received = unsafe { libc::readv(stream.as_raw_fd(), vector.as_ptr(), vector.len() as i32) };
-            if received < 0 { Err(io::Error::last_os_error()) } else { Ok(received as usize) }
-        });
-        match result {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             other => return other,
         }
     }

@@ -2,6 +2,7 @@
 
 pub mod capability;
 pub mod code;
+pub mod fold;
 pub mod header;
 pub mod messages;
 pub mod signing;

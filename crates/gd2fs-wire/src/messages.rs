@@ -47,6 +47,21 @@ pub struct OpenReply {
     pub lost: bool,
 }
 
+/// Registers memory of the client for one-sided transfers on this connection; its descriptor comes with the frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Map {
+    /// Chosen by the client; what segments name it by.
+    pub region: u32,
+    pub length: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unmap {
+    pub region: u32,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Items<T> {
     pub items: Vec<T>,

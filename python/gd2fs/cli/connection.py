@@ -43,6 +43,7 @@ def connect_loaded(loaded: Loaded, *, lazily: bool = False) -> Client:
         nics=knobs.nics or None,
         io_threads=knobs.io_threads,
         streams=knobs.streams,
+        transport=knobs.transport,
         timeout_s=knobs.timeout_s,
         verify=knobs.verify,
     )

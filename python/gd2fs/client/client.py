@@ -17,6 +17,7 @@ import numpy as np
 
 from gd2fs import _native, errors
 from gd2fs.client import transfer
+from gd2fs.client.buffers import as_list
 from gd2fs.client.completions import Completions
 from gd2fs.client.control import Control
 from gd2fs.client.files import File, milliseconds, position
@@ -55,6 +56,7 @@ class Client:
         nics: Sequence[str] = (),
         io_threads: int = 2,
         streams: int = 4,
+        transport: str = "auto",
         timeout_s: float = 30.0,
         verify: bool = True,
     ) -> None:
@@ -76,6 +78,7 @@ class Client:
             nics=list(nics),
             io_threads=io_threads,
             streams=streams,
+            transport=transport,
             verify=verify,
         )
         self._completions = Completions(self._native)
@@ -101,6 +104,28 @@ class Client:
         """A JSON call to control, over to its next address when one does not answer. Raises what its error
         says."""
         return self._control(method, path, body, timeout_s)
+
+    # Memory
+
+    def alloc(self, length: int) -> _native.IOMEM:
+        """Memory of ``length`` bytes for transfers: a writable buffer (``numpy.frombuffer(iomem, …)``).
+
+        A node on this host reaches it by itself, so reads of whole pages and writes are moved once, without
+        a copy by the client; elsewhere it serves as any other memory. Raises NoSpace.
+        """
+        if length <= 0:
+            raise errors.Invalid(f"length: {length} is not above 0")
+        return self._native.alloc(length)
+
+    def register(self, buffer: Any) -> _native.IOMEM:
+        """Registers memory that is there already, a writable buffer in one piece, for requests by address
+        (`File.submit_read_at`). It is kept until ``close`` of the result. Raises BadRequest."""
+        (registered,) = as_list(buffer)
+        return self._native.register(registered)
+
+    def register_at(self, address: int, length: int) -> _native.IOMEM:
+        """As `register`, for ``length`` bytes at ``address``, which the caller keeps alive."""
+        return self._native.register_at(address, length)
 
     # Paths
 

@@ -20,6 +20,7 @@ def connect(
     nics: Sequence[str] | None = None,
     io_threads: int = 2,
     streams: int = 4,
+    transport: str = "auto",
     timeout_s: float = 30.0,
     verify: bool = True,
 ) -> Client:
@@ -32,7 +33,9 @@ def connect(
         token: who the caller is; default ``$GD2FS_TOKEN``, or what the file ``$GD2FS_TOKEN_FILE`` holds.
         nics: IP addresses of the local NICs to use; default: whatever the routes say.
         io_threads: native threads that move bytes.
-        streams: TCP connections per storage node and NIC.
+        streams: connections per storage node and NIC.
+        transport: "tcp", "shm" (nodes of this host only), or "auto": shared memory where a node is on this
+            host, else TCP.
         timeout_s: seconds that a request may take, retries included, unless the call says otherwise.
         verify: check CRC-32C sums end to end; off only to measure what that costs.
 
@@ -48,6 +51,7 @@ def connect(
         nics=nics or (),
         io_threads=io_threads,
         streams=streams,
+        transport=transport,
         timeout_s=timeout_s,
         verify=verify,
     )

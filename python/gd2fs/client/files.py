@@ -70,24 +70,42 @@ class File:
         )
 
     def submit_read_at(
-        self, offset: int, addresses: Any, lengths: Any, *, timeout_s: float | None = None
+        self,
+        offset: int,
+        addresses: Any,
+        lengths: Any,
+        *,
+        iomem: _native.IOMEM | None = None,
+        timeout_s: float | None = None,
     ) -> Request:
-        """As `submit_read`, into fragments given by two uint64 arrays of addresses and lengths in bytes.
+        """As `submit_read`, into fragments given by two uint64 arrays of addresses and lengths in bytes: one
+        call for any number of them.
 
-        Nothing is checked or kept alive: the fragments must stay mapped until the request is done.
+        They must lie in ``iomem`` (`Client.alloc`, `Client.register`), which is kept until the request is
+        done. Without it nothing is checked or kept alive.
         """
         limit = self._limit(timeout_s)
         return self._completions.submit(
-            lambda: self._native.submit_read_at(self._layout, position(offset), addresses, lengths, limit)
+            lambda: self._native.submit_read_at(
+                self._layout, position(offset), addresses, lengths, limit, iomem
+            )
         )
 
     def submit_write_at(
-        self, offset: int, addresses: Any, lengths: Any, *, timeout_s: float | None = None
+        self,
+        offset: int,
+        addresses: Any,
+        lengths: Any,
+        *,
+        iomem: _native.IOMEM | None = None,
+        timeout_s: float | None = None,
     ) -> Request:
         """As `submit_write`, from fragments given as in `submit_read_at`."""
         limit = self._limit(timeout_s)
         return self._completions.submit(
-            lambda: self._native.submit_write_at(self._layout, position(offset), addresses, lengths, limit)
+            lambda: self._native.submit_write_at(
+                self._layout, position(offset), addresses, lengths, limit, iomem
+            )
         )
 
     def read_into(self, offset: int, buffers: Any, *, timeout_s: float | None = None) -> int:

@@ -5,7 +5,7 @@ and nowhere else.
 from __future__ import annotations
 
 import socket
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -122,12 +122,27 @@ class NodeConfig(Section):
     data_dir: str = knob("./gd2fs-data/node", "Directory of the superblock, incarnation and epoch journal.")
     memory_bytes: Bytes = knob(1 << 30, "DRAM for file data, in bytes (1GiB is understood).")
     connections_max: Count = knob(4096, "Data connections at once; more are refused.")
+    shm: str = knob(
+        "auto",
+        "For clients of this host, which share memory with the node: auto (an abstract socket), off, or the "
+        "path of a socket that they see too.",
+    )
+    io_threads: Annotated[int, Field(ge=0, le=256)] = knob(
+        0, "Threads that move bytes. 0: one for each core, at most 16."
+    )
     drain_s: Seconds = knob(5.0, "Time requests under way get to finish when the node stops, in seconds.")
 
     @field_validator("id")
     @classmethod
     def _default_name(cls, value: str) -> str:
         return value or socket.gethostname()
+
+    @field_validator("shm")
+    @classmethod
+    def _shm(cls, value: str) -> str:
+        if value not in ("auto", "off") and not value.startswith("/"):
+            raise ValueError(f"{value!r} is none of auto, off and the path of a socket")
+        return value
 
     @field_validator("listen", "advertise")
     @classmethod
@@ -154,7 +169,10 @@ class ClientConfig(Section):
 
     nics: Names = knob([], "Local IP addresses to send from. Empty: the kernel's routing decides.")
     io_threads: Count = knob(2, "Threads that move bytes.")
-    streams: Count = knob(4, "TCP connections to each node from each NIC.")
+    streams: Count = knob(4, "Connections to each node from each NIC.")
+    transport: Literal["auto", "tcp", "shm"] = knob(
+        "auto", "auto: shared memory with nodes of this host, TCP with others. tcp, shm: only that."
+    )
     timeout_s: Seconds = knob(30.0, "Longest time one request may take, retries included, in seconds.")
     verify: bool = knob(True, "Verify checksums end to end; off only to measure their cost.")
 

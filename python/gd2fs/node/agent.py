@@ -135,6 +135,8 @@ class Agent:
                 "memory_bytes": config.memory_bytes,
                 "data_dir": config.data_dir,
                 "connections_max": config.connections_max,
+                "shm": config.shm,
+                "io_threads": config.io_threads,
             }
         )
 
@@ -185,9 +187,11 @@ class Agent:
         }
 
     def _addresses(self) -> list[str]:
-        if self._config.advertise:
-            return list(self._config.advertise)
-        return self._native.addresses() if self._native else []
+        listened = self._native.addresses() if self._native else []
+        if not self._config.advertise:
+            return listened
+        # The way through shared memory is the node's to name: it works on its host only.
+        return [*self._config.advertise, *(a for a in listened if a.startswith("shm://"))]
 
     async def _pause(self, failures: int) -> None:
         """Until the next call: one heartbeat, longer after failures, with jitter so that nodes do not come

@@ -44,6 +44,8 @@ impl Bench {
             memory_bytes: 256 << 20,
             data_dir: directory.path().into(),
             connections_max: 64,
+            shm: "auto".into(),
+            io_threads: 0,
         };
         change(&mut config);
         Bench { node: Node::start(config.clone()).unwrap(), config, directory }

@@ -10,7 +10,7 @@ fn deletion_frees_memory_and_outlives_late_writers() {
     assert_eq!(bench.store.delete(&[name, name]).unwrap(), [u64::from(UNIT), 0]);
     fill(&late, &[7; 100]);
     // SAFETY: filled.
-    assert_eq!(code(unsafe { late.publish(None, || false) }), Code::Deleted);
+    assert_eq!(code(unsafe { publish(late, None, || false) }), Code::Deleted);
     assert_eq!(bench.store.arena().used(), 0, "also what the late writer held");
     assert_eq!(code(read(&column, 0, 1)), Code::Deleted);
     assert_eq!(code(bench.store.open(&capability(0, 1, 1), 0)), Code::Deleted);

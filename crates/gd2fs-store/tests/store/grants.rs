@@ -40,7 +40,7 @@ fn a_takeover_while_a_write_is_received_wins() {
     write(&column, 2, 0, &pattern(1000, 2)).unwrap();
     fill(&late, &pattern(1000, 7));
     // SAFETY: filled.
-    assert_eq!(code(unsafe { late.publish(None, || false) }), Code::StaleWriter);
+    assert_eq!(code(unsafe { publish(late, None, || false) }), Code::StaleWriter);
     assert_eq!(read(&column, 0, 1000).unwrap(), pattern(1000, 2));
 }
 
@@ -51,7 +51,7 @@ fn a_fenced_connection_publishes_nothing() {
     let late = column.begin_write(1, 0, 0, 100).unwrap();
     fill(&late, &pattern(100, 1));
     // SAFETY: filled.
-    assert_eq!(code(unsafe { late.publish(None, || true) }), Code::StaleWriter);
+    assert_eq!(code(unsafe { publish(late, None, || true) }), Code::StaleWriter);
     assert_eq!(column.stat().length, 0);
     assert_eq!(bench.store.arena().used(), 0);
 }
@@ -70,7 +70,7 @@ fn seals() {
     assert_eq!(bench.store.seal(&seal(1, 1000)).unwrap(), 1000);
     fill(&late, &pattern(200, 9));
     // SAFETY: filled.
-    assert_eq!(code(unsafe { late.publish(None, || false) }), Code::Sealed);
+    assert_eq!(code(unsafe { publish(late, None, || false) }), Code::Sealed);
     assert_eq!(code(column.begin_write(1, 1, 999, 10)), Code::Sealed);
     write(&column, 1, 1000, b"more").unwrap();
     assert_eq!(read(&column, 0, 1004).unwrap(), [pattern(1000, 1), b"more".to_vec()].concat());
@@ -96,7 +96,7 @@ fn layouts_of_another_epoch_are_refused() {
     fill(&late, b"def");
     bench.store.open(&capability(0, 4, 1), 0).unwrap();
     // SAFETY: filled.
-    assert_eq!(code(unsafe { late.publish(None, || false) }), Code::StaleLayout);
+    assert_eq!(code(unsafe { publish(late, None, || false) }), Code::StaleLayout);
     assert_eq!(code(column.read(1, 0, 3, true)), Code::StaleLayout);
     assert_eq!(code(bench.store.open(&capability(0, 3, 1), 0)), Code::StaleLayout);
     assert_eq!(column.read(4, 0, 9, true).unwrap().bytes(), b"abc", "bytes stay");

@@ -77,11 +77,27 @@ pub fn fill(ticket: &gd2fs_store::WriteTicket, bytes: &[u8]) {
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address, length) };
 }
 
+/// Sums what lies in the target and publishes it.
+///
+/// # Safety
+/// Nobody writes into the target any more.
+pub unsafe fn publish(
+    ticket: gd2fs_store::WriteTicket,
+    expected: Option<&[u32]>,
+    fenced: impl Fn() -> bool,
+) -> Result<(), Failure> {
+    let (address, length) = ticket.target();
+    // SAFETY: the target belongs to the ticket, which is alive.
+    let actual = sums::piece_sums(ticket.offset(), unsafe { std::slice::from_raw_parts(address, length) });
+    // SAFETY: the caller's promise.
+    unsafe { ticket.publish(&actual, expected, fenced) }
+}
+
 pub fn write(column: &Arc<Column>, grant: u64, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
     let ticket = column.begin_write(1, grant, offset, bytes.len() as u32)?;
     fill(&ticket, bytes);
     // SAFETY: `fill` is over.
-    unsafe { ticket.publish(Some(&sums::piece_sums(offset, bytes)), || false) }
+    unsafe { publish(ticket, Some(&sums::piece_sums(offset, bytes)), || false) }
 }
 
 /// Reads and verifies as a client does: the sums must be those of the bytes.

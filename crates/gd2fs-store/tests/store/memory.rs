@@ -40,7 +40,7 @@ fn writers_of_one_chunk_share_its_frame() {
     for (i, ticket) in tickets {
         fill(&ticket, &pattern(quarter as usize, i as u8));
         // SAFETY: filled.
-        unsafe { ticket.publish(None, || false) }.unwrap();
+        unsafe { publish(ticket, None, || false) }.unwrap();
     }
     let expected: Vec<u8> = (0..4).flat_map(|i| pattern(quarter as usize, i)).collect();
     assert_eq!(read(&column, 0, UNIT).unwrap(), expected);

@@ -60,7 +60,7 @@ fn a_payload_that_arrives_damaged_changes_nothing() {
         let mut sums = sums::piece_sums(offset, &pattern(100, 2));
         sums[0] ^= 1;
         // SAFETY: filled.
-        assert_eq!(code(unsafe { ticket.publish(Some(&sums), || false) }), Code::Checksum);
+        assert_eq!(code(unsafe { super::publish(ticket, Some(&sums), || false) }), Code::Checksum);
     }
     assert_eq!(read(&column, 0, 200).unwrap(), pattern(100, 1));
 }
@@ -109,7 +109,7 @@ fn a_late_writer_into_a_former_frame_does_not_disturb_its_readers() {
     write(&column, 0, 200, &pattern(100, 3)).unwrap();
     fill(&late, &pattern(100, 4));
     // SAFETY: filled.
-    unsafe { late.publish(None, || false) }.unwrap();
+    unsafe { super::publish(late, None, || false) }.unwrap();
     assert_eq!(view.bytes(), pattern(100, 1));
     assert_eq!(read(&column, 0, 100).unwrap(), [&pattern(50, 2)[..], &pattern(100, 1)[50..]].concat());
     assert_eq!(read(&column, 200, 100).unwrap(), pattern(100, 4), "the last write to be published wins");
@@ -162,7 +162,7 @@ proptest! {
 fn publish(model: &mut [Option<u8>], ticket: gd2fs_store::WriteTicket, offset: u32, bytes: &[u8]) {
     let sums = sums::piece_sums(u64::from(offset), bytes);
     // SAFETY: filled.
-    unsafe { ticket.publish(Some(&sums), || false) }.unwrap();
+    unsafe { super::publish(ticket, Some(&sums), || false) }.unwrap();
     let range = &mut model[offset as usize..offset as usize + bytes.len()];
     range.iter_mut().zip(bytes).for_each(|(cell, byte)| *cell = Some(*byte));
 }
@@ -174,7 +174,7 @@ fn a_range_that_is_being_received_is_given_to_nobody_else() {
     let begin = |offset, length| column.begin_write(1, 0, offset, length).unwrap();
     let publish = |ticket: gd2fs_store::WriteTicket, offset, bytes: &[u8]| {
         // SAFETY: nothing is received any more.
-        unsafe { ticket.publish(Some(&sums::piece_sums(offset, bytes)), || false) }.unwrap();
+        unsafe { super::publish(ticket, Some(&sums::piece_sums(offset, bytes)), || false) }.unwrap();
     };
     // Two writers share the first frame, a third makes the chunk grow and gives up; its chunk goes with it.
     let (first, slow) = (begin(0, 1000), begin(1000, 1000));

@@ -1,0 +1,93 @@
+//! READ and WRITE whose bytes the node moves itself, between the arena and memory that the client has registered.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use gd2fs_transport::one_sided::{self, Remote};
+use gd2fs_transport::{Frame, Memory, Segment, Slice};
+use gd2fs_wire::capability::Right;
+use gd2fs_wire::messages::{Map, Unmap};
+use gd2fs_wire::{Code, Failure, Header};
+
+use crate::connection::{Connection, Reply};
+
+impl Connection<'_> {
+    pub(crate) fn map(&mut self, frame: &Frame) -> Result<Reply, Failure> {
+        let Map { region, length } = frame.message()?;
+        let memory = self.stream.take_descriptor().ok_or_else(|| {
+            Failure::new(Code::BadRequest, "MAP came without a descriptor; only a local socket carries one")
+        })?;
+        // Thousands of page-table entries: not on a thread that others wait for.
+        tokio::task::block_in_place(|| self.regions.map(region, memory, length))?;
+        Ok(Reply::Bare(Frame::new(self.reply(&frame.header))))
+    }
+
+    pub(crate) fn unmap(&mut self, frame: &Frame) -> Result<Reply, Failure> {
+        let Unmap { region } = frame.message()?;
+        self.regions.unmap(region)?;
+        Ok(Reply::Bare(Frame::new(self.reply(&frame.header))))
+    }
+
+    /// READ: the bytes are in the client's memory before the answer is.
+    pub(crate) async fn put(&self, frame: &Frame) -> Result<Reply, Failure> {
+        let header = &frame.header;
+        let handle = self.authorised(header, Right::Read)?;
+        let segments = one_sided::decode(&frame.ext, u64::from(header.length))?;
+        let summed = !header.is_raw();
+        let mut view = handle.column.read(header.epoch, header.offset, header.length, summed)?;
+        let moved = view.bytes().len();
+        let segments = first(segments, moved as u64);
+        // SAFETY: the view keeps the range alive and unchanged. The cast loses only `const`: it is read.
+        let from = Memory::from(unsafe { Slice::new(view.bytes().as_ptr().cast_mut(), moved) });
+        // SAFETY: as above.
+        let sums = unsafe { self.regions.put(header.offset, &from, &segments, summed) }.await?;
+        if let Some(piece) = sums.iter().zip(&view.sums).position(|(moved, stored)| moved != stored) {
+            let message = format!(
+                "piece {piece} of [{}, +{moved}) sums to {:#010x}, stored was {:#010x}",
+                header.offset, sums[piece], view.sums[piece]
+            );
+            return Err(Failure::new(Code::Corrupt, message));
+        }
+        self.shared.stats.bytes_read.fetch_add(moved as u64, Relaxed);
+        let sums = std::mem::take(&mut view.sums);
+        let header = Header { length: moved as u32, ..self.reply(header) };
+        Ok(Reply::Bare(Frame { header, ext: Vec::new(), sums }))
+    }
+
+    /// WRITE: the bytes are taken from the client's memory, once.
+    pub(crate) async fn get(&self, frame: &Frame) -> Result<Reply, Failure> {
+        let header = &frame.header;
+        let handle = self.authorised(header, Right::Write)?;
+        self.check_not_fenced()?;
+        let segments = one_sided::decode(&frame.ext, u64::from(header.length))?;
+        let grant = handle.capability.grant;
+        let ticket = handle.column.begin_write(header.epoch, grant, header.offset, header.length)?;
+        let into = {
+            let (address, length) = ticket.target();
+            // SAFETY: the range is the ticket's own until it is published or dropped.
+            Memory::from(unsafe { Slice::new(address, length) })
+        };
+        // SAFETY: the ticket outlives the move, and nobody else uses its range.
+        let sums = unsafe { self.regions.get(header.offset, &segments, &into) }.await?;
+        let expected = (!frame.sums.is_empty()).then_some(frame.sums.as_slice());
+        // A client that has given up may use its memory for other things: what was taken from it before the end of its stream
+        // is what it meant, anything later may not be.
+        let given_up = || self.membership.is_fenced() || self.stream.is_ended_by_peer();
+        // SAFETY: the move is over, and summed what it moved.
+        unsafe { ticket.publish(&sums, expected, given_up) }?;
+        self.shared.stats.bytes_written.fetch_add(u64::from(header.length), Relaxed);
+        Ok(Reply::Bare(Frame::new(Header { length: header.length, ..self.reply(header) })))
+    }
+}
+
+/// The first `length` bytes of `segments`.
+fn first(segments: Vec<Segment>, mut length: u64) -> Vec<Segment> {
+    let mut part = Vec::with_capacity(segments.len());
+    for segment in segments {
+        let take = length.min(u64::from(segment.length()));
+        if take > 0 {
+            part.push(Segment::new(segment.region(), segment.offset(), take as u32));
+        }
+        length -= take;
+    }
+    part
+}

@@ -1,0 +1,129 @@
+//! Frames on their way out.
+
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::frame::Frame;
+use crate::memory::Memory;
+use crate::stream::Stream;
+
+/// Frames that go out together: where they are small, the system calls are what costs.
+#[derive(Default)]
+pub struct Batch {
+    /// Headers, ext, sums and JSON of all frames, one behind the other.
+    heads: Vec<u8>,
+    frames: Vec<Cut>,
+    bytes: usize,
+    /// Goes out with the first byte.
+    descriptor: Option<Arc<OwnedFd>>,
+}
+
+struct Cut {
+    /// Where in `heads` this frame ends.
+    head_end: usize,
+    payload: Memory,
+}
+
+/// So many bytes fill a socket's buffer anyway.
+const BATCH_BYTES_MAX: usize = 256 << 10;
+/// Each takes two slices of a system call's 1,024.
+const BATCH_FRAMES_MAX: usize = 256;
+
+impl Batch {
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Another frame would only wait longer.
+    pub fn is_full(&self) -> bool {
+        self.bytes >= BATCH_BYTES_MAX || self.frames.len() >= BATCH_FRAMES_MAX
+    }
+
+    pub fn clear(&mut self) {
+        self.heads.clear();
+        self.frames.clear();
+        self.bytes = 0;
+        self.descriptor = None;
+    }
+
+    /// A frame without payload; `header.length` stays as it is.
+    pub fn push(&mut self, frame: Frame) {
+        self.add(frame, &[], Memory::default());
+    }
+
+    /// A frame whose payload is JSON.
+    pub fn push_json(&mut self, mut frame: Frame, payload: &[u8]) {
+        frame.header.length = payload.len() as u32;
+        self.add(frame, payload, Memory::default());
+    }
+
+    /// A frame with file data, which is sent straight from `memory`.
+    pub fn push_data(&mut self, mut frame: Frame, memory: Memory) {
+        frame.header.length = memory.len() as u32;
+        self.add(frame, &[], memory);
+    }
+
+    /// A descriptor for the peer, which belongs to the first frame.
+    pub fn attach(&mut self, descriptor: Arc<OwnedFd>) {
+        self.descriptor = Some(descriptor);
+    }
+
+    fn add(&mut self, mut frame: Frame, json: &[u8], payload: Memory) {
+        let begin = self.heads.len();
+        frame.encode_into(json, &mut self.heads);
+        self.heads.extend_from_slice(json);
+        self.bytes += self.heads.len() - begin + payload.len();
+        self.frames.push(Cut { head_end: self.heads.len(), payload });
+    }
+
+    /// Sends all of it. If the future is dropped before that, the stream is of no use any more.
+    ///
+    /// # Safety
+    /// The memory of every payload is valid and nobody writes it until this returns or the future is dropped.
+    pub async unsafe fn send(&self, stream: &Stream) -> io::Result<()> {
+        let mut slices = Vec::with_capacity(2 * self.frames.len());
+        let (mut begin, mut since) = (0, 0);
+        for Cut { head_end, payload } in &self.frames {
+            since = *head_end;
+            if payload.is_empty() {
+                // Heads without payload between them are one slice.
+                continue;
+            }
+            slices.push(IoSlice::new(&self.heads[begin..*head_end]));
+            begin = *head_end;
+            // SAFETY: the caller's promise.
+            slices.extend(payload.slices().iter().map(|slice| IoSlice::new(unsafe { slice.bytes() })));
+        }
+        if begin < since {
+            slices.push(IoSlice::new(&self.heads[begin..since]));
+        }
+        let mut rest = slices.as_mut_slice();
+        if let (Some(descriptor), Some(first)) = (&self.descriptor, rest.first()) {
+            let sent = loop {
+                stream.writable().await?;
+                match stream.try_send_descriptor(first, descriptor) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    other => break other?,
+                }
+            };
+            IoSlice::advance_slices(&mut rest, sent);
+        }
+        // Drops leading empty slices, so that a write of nothing is never taken for a closed connection.
+        IoSlice::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            stream.writable().await?;
+            match stream.try_send(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(sent) => IoSlice::advance_slices(&mut rest, sent),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,237 @@
+"""Nodes of the same host: they move bytes straight to and from memory that the library has allocated."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gd2fs import errors
+from gd2fs.client import Client
+from tests.client_real_node import CLUSTER, RealNode, sign
+
+MIB = 1 << 20
+PAGE = os.sysconf("SC_PAGESIZE")
+
+
+@pytest.fixture
+def node() -> Iterator[RealNode]:
+    with RealNode("x") as one:
+        yield one
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with Client([], cluster=CLUSTER, token="", timeout_s=10) as one:
+        yield one
+
+
+def noise(length: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, length, dtype=np.uint8)
+
+
+def moved(client: Client) -> tuple[int, int]:
+    stats = client._native.stats()
+    return stats["bytes_direct"], stats["bytes_staged"]
+
+
+def mapped_regions(node: RealNode) -> int:
+    """Client memory that the node has mapped."""
+    assert node._process
+    return Path(f"/proc/{node._process.pid}/maps").read_text().count("memfd:gd2fs-region")
+
+
+def wait_for_regions(node: RealNode, count: int) -> None:
+    deadline = time.monotonic() + 5
+    while mapped_regions(node) != count:
+        assert time.monotonic() < deadline, f"the node maps {mapped_regions(node)} regions, not {count}"
+        time.sleep(0.01)
+
+
+def test_shared_memory_is_chosen_by_itself(client: Client, node: RealNode) -> None:
+    file = client.open_layout(sign([node]))
+    memory = client.alloc(8 * MIB)
+    assert (memory.length, memory.kind) == (8 * MIB, "library")
+    data = np.frombuffer(memory, np.uint8)
+    data[:] = noise(8 * MIB)
+    file.write(0, data)
+    back = np.frombuffer(client.alloc(8 * MIB), np.uint8)
+    assert file.read_into(0, back) == 8 * MIB
+    assert np.array_equal(back, data)
+    assert moved(client) == (16 * MIB, 0)
+
+
+def test_foreign_memory_goes_through_the_ring(client: Client, node: RealNode) -> None:
+    file = client.open_layout(sign([node]))
+    data = noise(8 * MIB + 5)
+    file.write(0, data)
+    back = np.zeros(8 * MIB + 5, np.uint8)
+    assert file.read_into(0, back) == len(data)
+    assert np.array_equal(back, data)
+    assert moved(client) == (0, 2 * len(data))
+
+
+def test_what_is_not_whole_pages_is_staged_on_reads_only(client: Client, node: RealNode) -> None:
+    file = client.open_layout(sign([node]))
+    memory = np.frombuffer(client.alloc(MIB), np.uint8)
+    memory[:] = noise(MIB)
+    file.write(3, memory[5:70_001])
+    assert moved(client) == (69_996, 0)
+    back = np.frombuffer(client.alloc(MIB), np.uint8)
+    assert file.read_into(3, back[1:69_997]) == 69_996
+    assert np.array_equal(back[1:69_997], memory[5:70_001]) and not back[69_997:].any() and back[0] == 0
+    assert moved(client) == (69_996, 69_996)
+
+
+def test_ten_thousand_fragments_in_one_call(client: Client, node: RealNode) -> None:
+    count, size = 10_000, 4 * PAGE
+    file = client.open_layout(sign([node]))
+    source, target = client.alloc(count * size), client.alloc(count * size)
+    data = np.frombuffer(source, np.uint64)
+    data[:] = np.arange(len(data), dtype=np.uint64)
+    order = np.random.default_rng(3).permutation(count).astype(np.uint64) * np.uint64(size)
+    lengths = np.full(count, size, np.uint64)
+    file.submit_write_at(0, np.uint64(source.address) + order, lengths, iomem=source).wait()
+    file.submit_read_at(0, np.uint64(target.address) + order, lengths, iomem=target).wait()
+    assert np.array_equal(np.frombuffer(target, np.uint64), data)
+    assert moved(client) == (2 * count * size, 0)
+
+
+def test_fragments_outside_their_iomem_are_refused(client: Client, node: RealNode) -> None:
+    file = client.open_layout(sign([node]))
+    memory = client.alloc(MIB)
+    one = np.array([PAGE], np.uint64)
+    for address in (memory.address - 1, memory.address + MIB - PAGE + 1, 1 << 62):
+        with pytest.raises(errors.BadRequest, match=r"addresses\[0\].*outside the IOMEM"):
+            file.submit_read_at(0, np.array([address], np.uint64), one, iomem=memory)
+    memory.close()
+    with pytest.raises(errors.BadRequest, match="closed"):
+        file.submit_read_at(0, np.array([memory.address], np.uint64), one, iomem=memory)
+    with pytest.raises(BufferError, match="closed"):
+        memoryview(memory)
+
+
+def test_registered_memory_is_kept_for_its_requests(client: Client, node: RealNode) -> None:
+    file = client.open_layout(sign([node]))
+    file.write(0, noise(MIB))
+    target = np.zeros(MIB, np.uint8)
+    iomem = client.register(target)
+    assert (iomem.kind, iomem.length, len(iomem)) == ("foreign", MIB, MIB)
+    address = np.array([iomem.address], np.uint64)
+    request = file.submit_read_at(0, address, np.array([MIB], np.uint64), iomem=iomem)
+    iomem.close()
+    assert request.wait() == MIB
+    assert np.array_equal(target, noise(MIB))
+    with pytest.raises(errors.BadRequest, match="read-only"):
+        client.register(b"constant")
+
+
+def test_memory_goes_with_its_last_user(client: Client, node: RealNode) -> None:
+    file = client.open_layout(sign([node]))
+    memory = client.alloc(4 * MIB)
+    view = np.frombuffer(memory, np.uint8)
+    file.write(0, view)
+    assert mapped_regions(node) == 1
+    memory.close()
+    del memory
+    file.write(0, view)
+    view[:] = 7
+    assert mapped_regions(node) == 1, "a view still uses it"
+    del view
+    gc.collect()
+    wait_for_regions(node, 0)
+
+
+def test_a_dead_clients_memory_is_released(node: RealNode) -> None:
+    child = os.fork()
+    if child == 0:
+        client = Client([], cluster=CLUSTER, token="")
+        client.open_layout(sign([node])).write(0, np.frombuffer(client.alloc(4 * MIB), np.uint8))
+        os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    wait_for_regions(node, 0)
+
+
+def test_a_stopped_node_loses_the_memory_that_it_was_filling(client: Client, node: RealNode) -> None:
+    """I5: the caller timed out and uses its buffer for something else; then the node goes on and fills it."""
+    file = client.open_layout(sign([node]))
+    length = 256 * MIB
+    data = noise(length)
+    file.write(0, data)
+    target = client.alloc(length)
+    buffer = np.frombuffer(target, np.uint8)
+    file.read_into(0, buffer)
+    mark = noise(length, 9)
+    timeouts = 0
+    for wait_s in (0.0, 0.002, 0.005, 0.01, 0.02, 0.04):
+        request = file.submit_read(0, buffer, timeout_s=0.3)
+        time.sleep(wait_s)
+        node.pause()
+        started = time.monotonic()
+        try:
+            request.wait()
+        except errors.Timeout:
+            timeouts += 1
+        assert time.monotonic() - started < 3, "a stopped node hangs nobody"
+        buffer[:] = mark
+        node.resume()
+        time.sleep(0.3)
+        assert np.array_equal(buffer, mark), f"stopped after {wait_s} s: a late write arrived"
+        assert file.read_into(0, buffer, timeout_s=30) == length
+        assert np.array_equal(buffer, data)
+    assert timeouts > 0, "the node was never stopped while it owed an answer"
+
+
+def test_a_late_take_of_reused_memory_changes_nothing(client: Client, node: RealNode) -> None:
+    """I5 for writes: the node goes on after the caller gave up and reused its memory. Bytes that were never
+    meant for the file must not be in it."""
+    file = client.open_layout(sign([node], stripe_unit=64 * MIB))
+    memory = np.frombuffer(client.alloc(64 * MIB), np.uint8)
+    memory[:] = 1
+    file.write(0, memory)
+    for wait_s in (0.0, 0.001, 0.003, 0.006):
+        memory[:] = 2
+        request = file.submit_write(0, memory, timeout_s=0.2)
+        time.sleep(wait_s)
+        node.pause()
+        try:
+            request.wait()
+        except errors.Timeout:
+            pass
+        memory[:] = 3
+        node.resume()
+        time.sleep(0.2)
+        back = np.zeros(64 * MIB, np.uint8)
+        file.read_into(0, back)
+        assert set(np.unique(back)) <= {1, 2}
+        memory[:] = 1
+        file.write(0, memory)
+
+
+def test_shm_alone_says_why_it_cannot(node: RealNode) -> None:
+    layout = sign([node])
+    replica = layout["columns"][0]["replicas"][0]
+    replica["addresses"] = [a for a in replica["addresses"] if a.startswith("tcp://")]
+    with (
+        Client([], cluster=CLUSTER, token="", transport="shm", timeout_s=3) as client,
+        pytest.raises(errors.Disconnected, match="shares no memory with this host"),
+    ):
+        client.open_layout(layout).write(0, b"x")
+    with pytest.raises(errors.Invalid, match="transport"):
+        Client([], cluster=CLUSTER, token="", transport="pigeon")
+
+
+def test_a_socket_out_of_reach_falls_back_to_tcp(node: RealNode) -> None:
+    layout = sign([node])
+    replica = layout["columns"][0]["replicas"][0]
+    replica["addresses"] = [
+        a if a.startswith("tcp://") else a.rpartition("/")[0] + "/@nobody" for a in replica["addresses"]
+    ]
+    with Client([], cluster=CLUSTER, token="") as client:
+        client.open_layout(layout).write(0, b"x" * 100_000)
+        assert moved(client) == (0, 0)
