@@ -18,7 +18,7 @@ define suite
   echo "suite $(1): $$((SECONDS - start)) s"
 endef
 
-.PHONY: help build demo test lint fmt clean
+.PHONY: help build demo bench-io test lint fmt clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,10 @@ build: $(VENV)/.native ## Make .venv with everything in it (.venv/bin/gd2fs runs
 
 demo: build ## Stateless inference on this machine, every step checked (under 5 minutes)
 	$(VENV)/bin/gd2fs demo
+
+bench-io: build ## Data plane beside its ceilings and competitors; JSON and charts are kept (at most 12 minutes)
+	@out=$$($(PY) benchmarks/record.py io $(VENV)/bin/gd2fs bench io --json); echo "$$out"; \
+	for chart in "$${out%.json}.svg" docs/io.svg; do $(PY) benchmarks/chart_io.py "$$out" "$$chart"; done
 
 test: build ## All tests: Rust, then Python (under 15 minutes on 2 cores)
 	$(call suite,rust,600,cargo test --release --locked --workspace --exclude gd2fs-py)

@@ -190,3 +190,47 @@ class Node:
 
     def wait(self, timeout_ms: int) -> bool:
         """Whether the node has ended, after waiting for it at most ``timeout_ms``."""
+
+# The measuring loops of gd2fs.bench, which prepares the memory. Ranges are (address, length in bytes); arrays
+# of addresses and lengths are of uint64. All memory must be mapped and used by nobody else during the call.
+
+def bench_copy(streaming: bool, sources: Buffer, targets: Buffer, lengths: Buffer, threads: int) -> float:
+    """Copies fragments, each thread its contiguous share of the bytes; seconds. ``streaming``: with stores
+    around the caches instead of memcpy."""
+
+def bench_requests(
+    client: Client,
+    write: bool,
+    layout: str,
+    offsets: list[int],
+    addresses: Buffer,
+    lengths: Buffer,
+    outstanding: int,
+    timeout_ms: int,
+) -> tuple[float, list[float]]:
+    """One request for each of ``offsets``, ``outstanding`` of them under way: seconds in all and of each.
+
+    The fragments are shared out evenly, in order. Nobody else may have requests under way on ``client``.
+    Raises what the first failed request failed with, after all have ended."""
+
+def raw_tcp_serve(listener: int, memory: tuple[int, int]) -> None:
+    """Serves ``memory`` to `RawTcp` on a listening socket, which is handed over, until the process ends.
+    Raises OSError."""
+
+class RawTcp:
+    """Bare connections to a `raw_tcp_serve` on this machine: the ceiling of TCP transports."""
+
+    def __init__(self, port: int, streams: int, buffer_bytes: int) -> None:
+        """``buffer_bytes``: of the kernel's socket buffers; 0 leaves them to the kernel. Raises OSError."""
+
+    def run(self, write: bool, offset: int, memory: tuple[int, int], part_bytes: int, ahead: int) -> float:
+        """Moves ``memory`` from or to ``offset`` of the server's, ``ahead`` parts asked ahead on each stream;
+        seconds. Raises OSError."""
+
+class RedisReader:
+    """Compiled connections to a Redis on this machine."""
+
+    def __init__(self, port: int, connections: int) -> None: ...
+    def get(self, keys: list[bytes], value_bytes: int, memory: tuple[int, int], depth: int) -> float:
+        """Gets values of a known size, one behind the other, with ``depth`` GETs unanswered on each
+        connection; seconds. Raises OSError, after which the connections are of no use."""

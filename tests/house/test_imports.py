@@ -22,6 +22,8 @@ ALLOWED: dict[str, set[str]] = {
     "node": {"_native", "client", "config", "errors", "signing"},
     "connectors": {"client", "errors", "kv"},
     "engine": {"_native", "client", "config", "connectors", "errors", "kv"},
+    # It starts a cluster of its own, as the commands do.
+    "bench": {"_native", "cli", "client", "config", "errors"},
     "gateway": {"client", "config", "errors", "kv"},
 }
 
@@ -31,7 +33,8 @@ CRATES = {
     "gd2fs-store": {"gd2fs-wire", "gd2fs-transport"},
     "gd2fs-node": {"gd2fs-wire", "gd2fs-transport", "gd2fs-store"},
     "gd2fs-client": {"gd2fs-wire", "gd2fs-transport"},
-    "gd2fs-py": {"gd2fs-wire", "gd2fs-node", "gd2fs-client"},
+    "gd2fs-bench": {"gd2fs-wire", "gd2fs-transport", "gd2fs-client"},
+    "gd2fs-py": {"gd2fs-wire", "gd2fs-transport", "gd2fs-node", "gd2fs-client", "gd2fs-bench"},
 }
 
 

@@ -259,7 +259,7 @@ impl Client {
         if self.client.is_forked() { Err(raise::forked(py)) } else { Ok(()) }
     }
 
-    fn live(&self, py: Python<'_>) -> PyResult<&gd2fs_client::Client> {
+    pub fn live(&self, py: Python<'_>) -> PyResult<&gd2fs_client::Client> {
         self.not_forked(py)?;
         if self.closed.load(Ordering::Acquire) {
             return Err(raise::closed(py));

@@ -1,5 +1,6 @@
 //! `gd2fs._native`: the Rust parts as Python sees them. The prose is in `python/gd2fs/_native.pyi`.
 
+mod bench;
 mod buffers;
 mod client;
 mod exit;
@@ -23,6 +24,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<iomem::IOMEM>()?;
     module.add_class::<node::Node>()?;
     module.add_class::<node_link::NodeLink>()?;
+    module.add_class::<bench::RawTcp>()?;
+    module.add_class::<bench::RedisReader>()?;
+    module.add_function(wrap_pyfunction!(bench::bench_copy, module)?)?;
+    module.add_function(wrap_pyfunction!(bench::bench_requests, module)?)?;
+    module.add_function(wrap_pyfunction!(bench::raw_tcp_serve, module)?)?;
     module.add_function(wrap_pyfunction!(wire::error_table, module)?)?;
     module.add_function(wrap_pyfunction!(wire::crc32c, module)?)?;
     module.add_function(wrap_pyfunction!(wire::crc32c_combine, module)?)?;

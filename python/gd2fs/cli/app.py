@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gd2fs.cli import configuration, doctor, files, run, sessions, status, token
+from gd2fs.cli import bench, configuration, doctor, files, run, sessions, status, token
 from gd2fs.cli.output import INTERRUPTED, report_failure
 
 CLUSTER = "Cluster"
@@ -61,6 +61,7 @@ app.command("rm", rich_help_panel=FILES)(files.rm)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=FILES)
 app.add_typer(configuration.app, name="config", rich_help_panel=MACHINE)
 app.add_typer(token.app, name="token", rich_help_panel=MACHINE)
+app.add_typer(bench.app, name="bench", rich_help_panel=MACHINE)
 app.command("doctor", rich_help_panel=MACHINE)(doctor.doctor)
 
 

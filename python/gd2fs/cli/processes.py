@@ -135,6 +135,15 @@ class Processes:
         return next((child for child in self._children if not child.running), None)
 
 
+def forget_configuration(directory: Path) -> None:
+    """For a cluster of a command's own: nothing that is configured here for another one may reach it."""
+    for key in [key for key in os.environ if key.startswith("GD2FS_")]:
+        del os.environ[key]
+    empty = directory / "gd2fs.toml"
+    empty.touch()
+    os.environ["GD2FS_CONFIG"] = str(empty)
+
+
 @contextlib.contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
     """Within it SIGTERM and SIGHUP raise KeyboardInterrupt like Ctrl-C, so that clean-up runs for them, too.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gd2fs.cli.output import CommandFailed, print_json
-from gd2fs.cli.processes import Processes, terminate_as_interrupt
+from gd2fs.cli.processes import Processes, forget_configuration, terminate_as_interrupt
 from gd2fs.client.connect import connect
 from gd2fs.demo import checks, shifted
 from gd2fs.demo.conversation import KILL_AFTER_TURN, Conversation
@@ -33,7 +32,7 @@ def run_demo(script: Path | None, keep_logs: Path | None, as_json: bool) -> None
     show = Show(quiet=as_json)
     with terminate_as_interrupt(), tempfile.TemporaryDirectory(prefix="gd2fs-demo-") as name:
         directory = Path(name)
-        _forget_configuration(directory)
+        forget_configuration(directory)
         try:
             with Processes(directory) as processes:
                 data = _perform(processes, directory, pieces, show)
@@ -52,15 +51,6 @@ def run_demo(script: Path | None, keep_logs: Path | None, as_json: bool) -> None
         print_json(data)
     else:
         show.go_on()
-
-
-def _forget_configuration(directory: Path) -> None:
-    """The demo is a cluster of its own: nothing that is configured here for another one may reach it."""
-    for key in [key for key in os.environ if key.startswith("GD2FS_")]:
-        del os.environ[key]
-    empty = directory / "gd2fs.toml"
-    empty.touch()
-    os.environ["GD2FS_CONFIG"] = str(empty)
 
 
 def _perform(processes: Processes, directory: Path, pieces: list[Piece], show: Show) -> dict[str, Any]:
