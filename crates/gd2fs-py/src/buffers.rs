@@ -55,7 +55,8 @@ pub fn fragments(
     Ok(Held { keepers: Keepers { _buffers: Vec::new(), _iomem: hold }, memory })
 }
 
-fn raw(addresses: &Bound<'_, PyAny>, lengths: &Bound<'_, PyAny>) -> PyResult<Memory> {
+/// As `fragments`, held by nobody.
+pub fn raw(addresses: &Bound<'_, PyAny>, lengths: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let starts = numbers(addresses, "addresses")?;
     let sizes = numbers(lengths, "lengths")?;
     if starts.len() != sizes.len() {
