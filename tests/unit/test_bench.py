@@ -189,8 +189,9 @@ def test_redis_reads_what_was_stored(tmp_path: Path) -> None:
     with Redis(tmp_path, source, target, length) as redis:
         best, tried = redis.tournament(length, lambda text: None)
         assert {peer.size for peer in tried if isinstance(peer, Peer)} == {256 * KIB, MIB, 4 * MIB}
+        assert any(key.name == "redis-py, memory kept" for key in tried if isinstance(key, Peer))
         names = [key.name for key in best if isinstance(key, Peer)]
         assert len(names) == 3 and names[2].startswith("redis-py")
         for contender in [*best.values(), *redis.small().values()]:
             sample = contender()
-            assert sample.bytes == length and sample.seconds > 0 and sample.cpu_s
+            assert sample.bytes == length and sample.seconds > 0

@@ -55,7 +55,7 @@ pub fn fragments(
     Ok(Held { keepers: Keepers { _buffers: Vec::new(), _iomem: hold }, memory })
 }
 
-/// Memory by arrays of addresses and lengths.
+/// As `fragments`, held by nobody.
 pub fn raw(addresses: &Bound<'_, PyAny>, lengths: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let starts = numbers(addresses, "addresses")?;
     let sizes = numbers(lengths, "lengths")?;

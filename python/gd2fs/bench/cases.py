@@ -19,6 +19,8 @@ DEFAULT_SIZES = (4 * KIB, 64 * KIB, MIB, 4 * MIB, 64 * MIB, GIB)
 FULL_SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
 #: From here on the variants are measured, too: verification off, fewer streams, foreign memory.
 VARIANTS_FROM_BYTES = 64 * MIB
+#: Below, raw sockets are no ceiling: each request is a system call at both ends, and Redis batches them.
+RAW_FROM_BYTES = 64 * KIB
 #: The default of `gd2fs.connect`.
 STREAMS = 4
 #: How many threads copy at most: the ceiling of one copy is that of all cores of the machine.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gd2fs import _native, errors
+from gd2fs import _native
 from gd2fs.bench.buffers import SHIFT_BYTES, Buffer, slots
 from gd2fs.bench.cases import FRAGMENT_BYTES, MIB, Case, Memory, Transport, outstanding, requests
 from gd2fs.bench.samples import Contender, Sample, timed
@@ -58,15 +57,12 @@ class Cluster:
         self._stack.close()
 
     def user(self, transport: Transport, streams: int, verify: bool) -> User:
-        """The client with these options. Raises an error of GD2FS where the transport can't be used."""
+        """The client with these options; see `User.probe`."""
         key = (transport, streams, verify)
         if key not in self._users:
-            options: dict[str, Any] = {"transport": transport}
-            if "transport" not in inspect.signature(connect).parameters:
-                if transport == "shm":
-                    raise errors.Unavailable("gd2fs.connect has no transport= yet")
-                options = {}
-            client = connect(self.control, streams=streams, verify=verify, timeout_s=TIMEOUT_S, **options)
+            client = connect(
+                self.control, transport=transport, streams=streams, verify=verify, timeout_s=TIMEOUT_S
+            )
             self._users[key] = User(self, self._stack.enter_context(client))
         return self._users[key]
 
@@ -85,6 +81,10 @@ class User:
         self._cluster, self._client = cluster, client
         self._layouts: dict[str, str] = {}
         self._library: Buffer | None = None
+
+    def probe(self) -> None:
+        """Reads a little. Raises an error of GD2FS where the transport can't be used."""
+        self._client.read(READ_PATH, 0, 1)
 
     def fill(self, path: str) -> None:
         """Makes a file as long as the span, with the bytes of the source."""
@@ -191,10 +191,8 @@ class User:
 
     def _library_memory(self) -> Buffer:
         if self._library is None:
-            region = self._client.alloc(  # type: ignore[attr-defined]
-                len(self._cluster.source.array)
-            )
-            self._library = Buffer(np.frombuffer(region, np.uint8), region)
+            region = self._client.alloc(len(self._cluster.source.array))
+            self._library = Buffer(np.frombuffer(memoryview(region), np.uint8), region)
         return self._library
 
     def _layout(self, path: str) -> str:

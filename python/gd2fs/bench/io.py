@@ -20,6 +20,7 @@ from gd2fs.bench.cases import (
     GIB,
     KIB,
     OPS,
+    RAW_FROM_BYTES,
     STREAMS,
     TRANSPORTS,
     Case,
@@ -136,7 +137,7 @@ class _Run:
 
     def _usable(self, transport: Transport) -> bool:
         try:
-            self._cluster.user(transport, STREAMS, True)
+            self._cluster.user(transport, STREAMS, True).probe()
         except errors.Gd2fsError as error:
             self._tell(f"{transport} is not measured: {error}")
             return False
@@ -155,8 +156,9 @@ class _Run:
         """GD2FS and the ceilings."""
         cases = self._cases(op, size)
         found = ceilings.copies(self._source, self._target, op, size, self._span)
-        for streams in sorted({STREAMS, *(case.streams for case in cases if case.transport == "tcp")}):
-            found[Ceiling("raw_tcp", op, size, streams)] = self._raw.contender(op, size, streams)
+        if size >= RAW_FROM_BYTES:
+            for streams in sorted({STREAMS, *(case.streams for case in cases if case.transport == "tcp")}):
+                found[Ceiling("raw_tcp", op, size, streams)] = self._raw.contender(op, size, streams)
         return found | {case: self._cluster.contender(case) for case in cases}
 
     def _scattered(self) -> None:
@@ -222,6 +224,8 @@ class _Run:
             for streams in self._stream_counts()
             if Ceiling("raw_tcp", "read", size, streams) in self._samples
         }
+        if not rates:
+            return {}
         streams = max(rates, key=lambda count: rates[count])
         return {"gb_per_s": round(rates[streams], 3), **self._raw.settings("read", streams)}
 

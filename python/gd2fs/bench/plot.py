@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import log2, log10
 from typing import Any
 
 from gd2fs.bench.cases import STREAMS
+from gd2fs.bench.redis import PLAIN
 from gd2fs.bench.table import size_name
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 380, 52, 20, 74, 40
@@ -47,14 +49,18 @@ def chart(result: dict[str, Any]) -> str:
 def _series(result: dict[str, Any]) -> list[tuple[str, str, dict[int, float]]]:
     """Label, style and points (size → GB/s) of every line that has points."""
     reads = [row for row in result["ceilings_by_size"] if row["op"] == "read"]
-    threads = result["ceilings"]["threads_n"]
+    threads, peers = result["ceilings"]["threads_n"], result["peers"]
     found = [
         ("memcpy, all cores", "#b8bcc6", _ceiling(reads, "memcpy", threads)),
         ("raw TCP sockets", "#6b7280", _ceiling(reads, "raw_tcp", STREAMS)),
         ("GD2FS over shared memory", "#16a34a", _gd2fs(result["results"], "shm", "library")),
         ("GD2FS over TCP", "#2563eb", _gd2fs(result["results"], "tcp", "foreign")),
-        ("Redis, compiled reader", "#dc2626", _best(result["peers"], "redis ")),
-        ("Redis, redis-py", "#f59e0b", _best(result["peers"], "redis-py")),
+        (
+            "Redis, compiled reader",
+            "#dc2626",
+            _best(peer for peer in peers if peer["name"].startswith("redis ")),
+        ),
+        ("Redis, redis-py", "#f59e0b", _best(peer for peer in peers if peer["name"] in PLAIN)),
     ]
     return [
         (label, f'stroke="{colour}" stroke-width="{3 if "GD2FS" in label else 2}"', points)
@@ -85,11 +91,10 @@ def _gd2fs(rows: list[dict[str, Any]], transport: str, memory: str) -> dict[int,
     }
 
 
-def _best(peers: list[dict[str, Any]], name: str) -> dict[int, float]:
+def _best(peers: Iterable[dict[str, Any]]) -> dict[int, float]:
     best: dict[int, float] = {}
     for peer in peers:
-        if peer["name"].startswith(name):
-            best[peer["size"]] = max(peer["gb_per_s"], best.get(peer["size"], 0.0))
+        best[peer["size"]] = max(peer["gb_per_s"], best.get(peer["size"], 0.0))
     return best
 
 
