@@ -42,13 +42,13 @@ class Exchange:
         self._stream, self._layout, self._ways = stream, layout, ways
 
     @contextmanager
-    def open(self, node: RealNode) -> Iterator[tuple[Proxy, Client, File]]:
+    def open(self, node: RealNode, streams: int = 1) -> Iterator[tuple[Proxy, Client, File]]:
         with self._stream.client() as direct:
             assert direct.open_layout(self._layout).write(OFFSET, OLD) == LENGTH
         with (
             Proxy(node.address, self._ways) as proxy,
-            # One connection, so that its bytes are the same in every run.
-            self._stream.client(streams=1) as client,
+            # The bytes of the first connection are the same in every run.
+            self._stream.client(streams=streams) as client,
         ):
             yield proxy, client, client.open_layout(through(self._layout, proxy.address))
 
@@ -187,6 +187,32 @@ def test_a_stall_ends_in_time_and_nothing_comes_late(
         exchange.check_file(OLD if work == "read" else newest)
 
     at_every_step(steps[work, direction], check)
+
+
+def test_a_late_write_never_comes_after_a_newer_one(
+    stream: Transport, node: RealNode, files: Files, steps: Any
+) -> None:
+    """It hangs on one connection when it is given up; the newer one goes over another; then it goes on."""
+
+    def check(at: int) -> None:
+        exchange = Exchange(stream, files.layout(), ways_of("to_node", Way(stall_at=at), only=0))
+        with exchange.open(node, streams=2) as (proxy, client, file):
+            with pytest.raises(errors.Timeout):
+                transfer(file, Room(client, stream, LENGTH), "write", 0.2)
+            assert proxy.stalled.acquire(timeout=5)
+            # Keeps the first connection busy if it is still in use, so that the write takes the second.
+            room = Room(client, stream, LENGTH)
+            read = file.submit_read(OFFSET, room.bytes, timeout_s=10)
+            newest = noise(LENGTH, at)
+            assert file.write(OFFSET, newest, timeout_s=10) == LENGTH
+            proxy.release()
+            assert read.wait() == LENGTH
+            threading.Event().wait(0.05)
+        exchange.check_file(newest)
+
+    hanging = [step for step in steps["write", "to_node"] if "opcode 5" in step[0]]
+    assert len(hanging) >= 5
+    at_every_step(hanging, check)
 
 
 @pytest.mark.parametrize("work", WORKS)
