@@ -5,8 +5,8 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use arbitrary::Arbitrary;
@@ -156,18 +156,18 @@ fn frame(header: Header, ext: Vec<u8>, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
+static NODE: OnceLock<Node> = OnceLock::new();
+static DIRECTORY: Mutex<Option<tempfile::TempDir>> = Mutex::new(None);
+
 fn node() -> &'static Node {
-    static NODE: OnceLock<(Node, tempfile::TempDir)> = OnceLock::new();
-    let (node, _) = NODE.get_or_init(|| {
+    NODE.get_or_init(|| {
         // A thread of the node that panics would only look like a closed connection.
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             usual(info);
             std::process::abort();
         }));
-        // Statics are never dropped: it stays where `cargo clean` finds it.
-        let directory =
-            tempfile::tempdir_in(concat!(env!("CARGO_MANIFEST_DIR"), "/target")).expect("a directory");
+        let directory = tempfile::tempdir().expect("a directory");
         let config = Config {
             cluster: "fuzz".into(),
             node: "n1".into(),
@@ -178,7 +178,10 @@ fn node() -> &'static Node {
             data_dir: directory.path().into(),
             connections_max: 64,
         };
+        *DIRECTORY.lock().expect("no panic before") = Some(directory);
         let node = Node::start(config).expect("the node starts");
+        // SAFETY: the function lives as long as the process and does not unwind: what panics in it aborts.
+        assert_eq!(unsafe { libc::atexit(stop) }, 0);
         let mut stream = connect(&node);
         let mut bytes = [greeting(Role::Client), open(KEPT_FILE)].concat();
         let write =
@@ -186,9 +189,16 @@ fn node() -> &'static Node {
         bytes.extend(frame(write, Vec::new(), KEPT));
         stream.write_all(&bytes).expect("the node listens");
         (0..3).for_each(|_| drop(reply(&mut stream)));
-        (node, directory)
-    });
-    node
+        node
+    })
+}
+
+/// Statics are never dropped: without this the leak check would find the threads of a running node.
+extern "C" fn stop() {
+    if let Some(node) = NODE.get() {
+        node.stop(Duration::ZERO);
+    }
+    drop(DIRECTORY.lock().map(|mut directory| directory.take()));
 }
 
 fn connect(node: &Node) -> TcpStream {
