@@ -114,18 +114,19 @@ class Proxy:
                 client.close()
                 continue
             node.settimeout(None)
-            ways = self._ways(self.connections)
+            number = self.connections
+            self.connections += 1
+            ways = self._ways(number)
             pumps = [(client, node, ways.to_node), (node, client, ways.to_client)]
             with self._lock:
                 self._sockets += [client, node]
             for one in (client, node):
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for index, (source, sink, way) in enumerate(pumps):
-                dice = random.Random(self._seed * 1000 + self.connections * 2 + index)
+                dice = random.Random(self._seed * 1000 + number * 2 + index)
                 thread = threading.Thread(target=self._pump, args=(source, sink, way, dice), daemon=True)
                 self._threads.append(thread)
                 thread.start()
-            self.connections += 1
 
     def _pump(self, source: socket.socket, sink: socket.socket, way: Way, dice: random.Random) -> None:
         passed = 0

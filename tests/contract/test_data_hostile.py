@@ -143,7 +143,7 @@ class Liar:
         self.node.__exit__()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(opcode=st.sampled_from([HELLO, OPEN, READ, READ, READ]), change=changes)
 def test_reads_from_a_node_that_lies_once(opcode: int, change: tuple[Any, ...]) -> None:
     with Liar(opcode, change) as liar, STREAM.client(streams=1) as client, within(6):

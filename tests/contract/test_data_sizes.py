@@ -15,15 +15,17 @@ from tests.contract.data_plane import GIB, KIB, MIB, UNIT, Files, Fragments, Roo
 
 pytest_plugins = ["tests.contract.data_fixtures"]
 
-SIZES = [1, 4095, 4096, 32 * KIB - 1, 32 * KIB, 32 * KIB + 1, MIB + 3, UNIT, UNIT + 1, 64 * MIB]
+SIZES = [1, 4095, 4096, 32 * KIB - 1, 32 * KIB, 32 * KIB + 1, MIB + 3, UNIT, UNIT + 1]
 #: Aligned to a stripe unit; one byte before a unit's end; inside a piece of 32 KiB.
 OFFSETS = [2 * UNIT, UNIT - 1, 12_345]
+#: Large ones at fewer places: what differs at the ends is tested with the small ones.
+PLACES = [(size, offset) for size in SIZES for offset in OFFSETS]
+PLACES += [(64 * MIB, 2 * UNIT), (64 * MIB, UNIT - 1)]
 #: Files up to this size lie on a background, which a write must leave as it is.
 BACKGROUND_MAX = 8 * MIB
 
 
-@pytest.mark.parametrize("offset", OFFSETS)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "offset"), PLACES)
 def test_in_one_piece(client: Client, transport: Transport, files: Files, size: int, offset: int) -> None:
     file = client.open_layout(files.layout())
     end = offset + size
@@ -48,8 +50,7 @@ def test_in_one_piece(client: Client, transport: Transport, files: Files, size: 
             file.read_into(offset - 1, sink.bytes)
 
 
-@pytest.mark.parametrize("offset", OFFSETS)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "offset"), PLACES)
 def test_scattered(
     client: Client, transport: Transport, files: Files, rng: np.random.Generator, size: int, offset: int
 ) -> None:
