@@ -61,7 +61,7 @@ pub(crate) fn part_sum(
             break;
         }
         let end = ((at / GRAIN + 1) * GRAIN).min(run.end);
-        let inside = (at.max(from), end.min(to).max(at.max(from)));
+        let inside = (from.clamp(at, end), to.clamp(at, end));
         match known {
             // All of it is wanted, or nothing: its bytes need not be looked at, and the reader verifies the sum.
             Some(known) if inside == (at, end) => part.append(known[index], end - at),
