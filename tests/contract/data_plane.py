@@ -22,7 +22,7 @@ from gd2fs.signing import Keys, Token
 from tests.client_real_node import CLUSTER, RealNode, sign
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-#: What one part of a request moves at most, and the default stripe unit: atomicity is promised per unit.
+#: The default stripe unit, which is also the largest part of a request then: atomicity is promised per unit.
 UNIT = 4 * MIB
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -46,11 +46,15 @@ class Transport:
         """Memory for transfers of ``client``; its content is arbitrary."""
         if self.memory == "foreign":
             return np.empty(length, np.uint8)
-        buffer: Any = client.alloc(length)  # type: ignore[attr-defined]
+        buffer: Any = client.alloc(length)
         return np.frombuffer(buffer, np.uint8)
 
 
-TRANSPORTS = (Transport("tcp", is_stream=True),)
+TRANSPORTS = (
+    Transport("tcp", {"transport": "tcp"}, is_stream=True),
+    Transport("shm", {"transport": "shm"}, memory="library"),
+    Transport("shm-foreign", {"transport": "shm"}),
+)
 BY_NAME = {transport.name: transport for transport in TRANSPORTS}
 
 

@@ -81,7 +81,8 @@ def test_reads_cancelled_at_random_moments(
         mark(rooms)
         time.sleep(0.02)
         check_marks(rooms)
-    assert "cancelled" in outcomes
+    # A node that shares memory has moved its bytes before anybody can change his mind.
+    assert "cancelled" in outcomes or not transport.is_stream
     check_reads(file, client, transport, data)
 
 

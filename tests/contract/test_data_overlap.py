@@ -41,17 +41,7 @@ def check_units(data: Bytes, unit: int, stamps: set[int]) -> None:
     [
         (SMALL_UNIT, 16, 60),
         (UNIT, 3, 12),
-        # A client moves a unit above 4 MiB in parts of 4 MiB, each of which is published alone.
-        pytest.param(
-            16 * MIB,
-            1,
-            12,
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=AssertionError,
-                reason="a write is atomic per part of 4 MiB (PART_BYTES_MAX), not per stripe unit",
-            ),
-        ),
+        (16 * MIB, 1, 12),
     ],
     ids=["64 KiB", "4 MiB", "16 MiB"],
 )
@@ -143,12 +133,12 @@ class Burst:
     def __init__(self, transport: Transport, layout: dict[str, Any], data: Bytes, **options: Any) -> None:
         self._data = data
         self._client = _native.Client([], CLUSTER, "", **{**transport.options, **options})
-        self._layout = json.dumps(layout)
+        self._file = self._client.file(json.dumps(layout))
         self._reads: dict[int, tuple[int, Bytes]] = {}
 
     def submit(self, offset: int, length: int) -> None:
         buffer = np.empty(length, np.uint8)
-        number = self._client.submit_read(self._layout, offset, [buffer], 30_000)
+        number = self._client.submit_read(self._file, offset, [buffer], 30_000)
         self._reads[number] = (offset, buffer)
 
     def finish(self) -> list[int]:

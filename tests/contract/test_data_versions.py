@@ -90,14 +90,7 @@ def test_a_header_of_another_version_is_answered(node: RealNode) -> None:
 @pytest.mark.parametrize(
     "spoken",
     [
-        pytest.param(
-            "in the answer",
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=AssertionError,
-                reason="the client's message names the node's version only, not its own",
-            ),
-        ),
+        "in the answer",
         "in the header",
         "by refusing",
     ],

@@ -25,7 +25,6 @@ use tokio::time::timeout;
 use crate::dial::Dialed;
 use crate::handles::{Handles, deadline_ms};
 use crate::one_sided::Held;
-use crate::staging::Ring;
 use crate::stop::{Stop, Stopper};
 use crate::trouble::Trouble;
 
@@ -47,7 +46,6 @@ pub(crate) struct Connection {
     runtime: Handle,
     /// Regions that the node has mapped for this connection, or is mapping.
     mapped: Mutex<HashMap<u32, Arc<OnceCell<()>>>>,
-    ring: OnceCell<Arc<Ring>>,
     table: Mutex<Table>,
     /// Something was put into the outbox.
     queued: Notify,
@@ -162,7 +160,6 @@ impl Connection {
             stream,
             runtime: Handle::current(),
             mapped: Mutex::default(),
-            ring: OnceCell::new(),
             table: Mutex::new(table),
             queued: Notify::new(),
             closing: watch::Sender::new(false),
@@ -174,8 +171,7 @@ impl Connection {
         tokio::spawn(async move {
             if running.await.is_err() {
                 // A fault in this library, reported by the panic itself. Nothing receives or sends any more.
-                let doubtful = watched.finish_undoubted("a transfer on it ended badly");
-                watched.sever(doubtful).await;
+                watched.finish_undoubted("a transfer on it ended badly").sever().await;
                 watched.ended.send_replace(true);
             }
         });
@@ -262,20 +258,6 @@ impl Connection {
                 tracing::debug!(region, error = %trouble.into_failure(), "UNMAP failed");
             }
         });
-    }
-
-    /// The staging ring of this connection, made when it is first needed.
-    pub async fn ring(
-        self: &Arc<Self>,
-        number: impl FnOnce() -> u32,
-        stop: &mut Stop,
-    ) -> Result<Arc<Ring>, Trouble> {
-        let make = async || {
-            let ring = Ring::new(number()).map_err(Trouble::Refused)?;
-            self.map(ring.number, ring.memory.len(), || ring.memory.descriptor(), stop).await?;
-            Ok(Arc::new(ring))
-        };
-        self.ring.get_or_try_init(make).await.cloned()
     }
 
     /// Queues a request; its number, or None if it has ended already.
@@ -377,18 +359,18 @@ impl Connection {
             }
         };
         self.shut();
-        let doubtful = self.finish_undoubted(&error.message);
+        let left = self.finish_undoubted(&error.message);
         // A node that has closed its end moves nothing any more.
-        if doubtful.is_empty() || timeout(END_TIME, receiver.drain()).await.is_ok() {
-            doubtful.into_iter().for_each(|pending| pending.finish());
+        if left.is_empty() || timeout(END_TIME, receiver.drain()).await.is_ok() {
+            left.doubtful.into_iter().for_each(Pending::finish);
         } else {
-            self.sever(doubtful).await;
+            left.sever().await;
         }
         self.ended.send_replace(true);
     }
 
     /// Ends all requests but those whose memory the node may still be writing to. Nothing is sent or received any more.
-    fn finish_undoubted(&self, why: &str) -> Vec<Pending> {
+    fn finish_undoubted(&self, why: &str) -> Left {
         let pending = {
             let mut table = self.table.lock();
             // Whatever was malformed, a caller can only know that the connection broke with its request under way.
@@ -403,22 +385,18 @@ impl Connection {
         for pending in &mut pending {
             pending.given_up.get_or_insert_with(|| Trouble::Lost(Failure::new(Code::Disconnected, why)));
         }
-        let (doubtful, others): (Vec<_>, Vec<_>) =
-            pending.into_iter().partition(|pending| pending.held.is_in_doubt(&pending.asked));
-        others.into_iter().for_each(Pending::finish);
-        doubtful
-    }
-
-    /// Takes memory away from a node that does not say whether it still writes there.
-    async fn sever(&self, doubtful: Vec<Pending>) {
-        for pending in doubtful {
-            while let Err(error) = pending.held.sever() {
-                // The system has no mapping left for us. The node may end meanwhile, or somebody give mappings back.
-                tracing::error!(%error, "memory under a transfer of a node that does not answer can't be severed");
-                tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut left = Left::default();
+        for mut pending in pending {
+            if pending.held.is_in_doubt(&pending.asked) {
+                left.doubtful.push(pending);
+                continue;
+            }
+            if let Held::Slots { .. } = pending.held {
+                left.slots.push(std::mem::replace(&mut pending.held, Held::Nothing));
             }
             pending.finish();
         }
+        left
     }
 
     /// Sends what is in the outbox, and what comes into it. Returns why that can't go on.
@@ -507,7 +485,11 @@ impl Connection {
         }
         let Some(pending) = self.table.lock().remove(header.request) else { return Ok(()) };
         let reply = result.map(|()| Reply { frame, json, _held: pending.held });
-        (pending.done)(reply.map_err(Trouble::Refused));
+        (pending.done)(reply.map_err(|failure| match failure.code {
+            // What we sent was damaged on its way, or nonsense; the node has closed the connection, and changed nothing.
+            Code::BadFrame => Trouble::Lost(failure),
+            _ => Trouble::Refused(failure),
+        }));
         Ok(())
     }
 
@@ -526,6 +508,36 @@ impl Connection {
         check_reply(&pending.asked, header)?;
         pending.receiving = true;
         Ok(Some((pending.landing.take(), pending.asked.is_raw())))
+    }
+}
+
+/// What the node may still be writing to when a connection has ended.
+#[derive(Default)]
+struct Left {
+    doubtful: Vec<Pending>,
+    /// Their requests have ended: nobody waits for slots of a ring.
+    slots: Vec<Held>,
+}
+
+impl Left {
+    fn is_empty(&self) -> bool {
+        self.doubtful.is_empty() && self.slots.is_empty()
+    }
+
+    /// Takes the memory away from a node that does not say whether it still writes there.
+    async fn sever(self) {
+        for held in self.slots {
+            // Gives up all of their ring, which never fails.
+            let _ = held.sever();
+        }
+        for pending in self.doubtful {
+            while let Err(error) = pending.held.sever() {
+                // The system has no mapping left for us. The node may end meanwhile, or somebody give mappings back.
+                tracing::error!(%error, "memory under a transfer of a node that does not answer can't be severed");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            pending.finish();
+        }
     }
 }
 

@@ -169,7 +169,10 @@ fn check_reply(reply: &Frame, cluster: &str, node: Option<&str>) -> Result<u32, 
     }
     let said: HelloReply = reply.message()?;
     if said.version != VERSION {
-        return Err(Failure::new(Code::Version, format!("it chose protocol version {}", said.version)));
+        return Err(Failure::new(
+            Code::Version,
+            format!("it chose protocol version {}, this client speaks {VERSION}", said.version),
+        ));
     }
     if said.cluster != cluster {
         return Err(Failure::new(

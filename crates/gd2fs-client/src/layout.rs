@@ -8,8 +8,6 @@ use gd2fs_wire::header::PAYLOAD_BYTES_MAX;
 use gd2fs_wire::sums::PIECE_BYTES;
 use serde::Deserialize;
 
-/// Largest sub-request: small enough to spread over streams and to retry cheaply, large enough that its header is nothing.
-pub const PART_BYTES_MAX: u64 = 4 << 20;
 /// A wider file than this is a mistake: its capability would not fit into an OPEN.
 const WIDTH_MAX: usize = 1024;
 
@@ -39,7 +37,7 @@ pub struct Layout {
     pub refresh: bool,
 }
 
-/// A range that lies in one chunk and is at most `PART_BYTES_MAX` long: the unit of transfer.
+/// A range that lies in one chunk: the unit of transfer, so that readers and writers meet whole chunks only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     pub column: usize,
@@ -113,11 +111,7 @@ impl Layout {
         let (mut at, end) = (offset, offset + length);
         std::iter::from_fn(move || {
             let chunk = at / self.stripe_unit;
-            let inside = at % self.stripe_unit;
-            // Large chunks are cut at multiples of the largest part, so that repeated reads ask for the same parts.
-            let next = (chunk * self.stripe_unit)
-                .saturating_add(self.stripe_unit.min((inside / PART_BYTES_MAX + 1) * PART_BYTES_MAX))
-                .min(end);
+            let next = (chunk + 1).saturating_mul(self.stripe_unit).min(end);
             (at < end).then(|| {
                 let column = (chunk % self.columns.len() as u64) as usize;
                 let part = Part { column, offset: at, length: next - at };
@@ -207,7 +201,7 @@ pub(crate) mod tests {
             let mut at = offset;
             for part in layout.parts(offset, length) {
                 prop_assert_eq!(part.offset, at);
-                prop_assert!(part.length > 0 && part.length <= PART_BYTES_MAX);
+                prop_assert!(part.length > 0 && part.length <= unit);
                 let chunk = part.offset / unit;
                 prop_assert_eq!((part.offset + part.length - 1) / unit, chunk);
                 prop_assert_eq!(part.column as u64, chunk % width as u64);

@@ -28,7 +28,7 @@ pub use gd2fs_transport::{Memory, Slice};
 pub use client::{Client, File, Options, Ticket};
 pub use completion::{Completion, Completions};
 pub use dial::Transport;
-pub use layout::{Column, Layout, PART_BYTES_MAX, Part, Replica};
+pub use layout::{Column, Layout, Part, Replica};
 pub use node_link::{Answer, NodeLink};
 pub use region::Region;
 pub use request::Direction;

@@ -12,6 +12,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::connection::Connection;
 use crate::dial::{Caller, Transport, Whom};
+use crate::region::Regions;
+use crate::staging::Ring;
 use crate::stats::{Stats, add};
 use crate::stop::Stop;
 use crate::trouble::Trouble;
@@ -39,6 +41,8 @@ pub(crate) struct Link {
     addresses: RwLock<Vec<Address>>,
     slots: Vec<Slot>,
     window: Arc<Semaphore>,
+    /// For memory that the node can't map; made when it is first needed, and anew after it was retired.
+    ring: Mutex<Option<Arc<Ring>>>,
     caller: Arc<Caller>,
     stats: Arc<Stats>,
 }
@@ -81,7 +85,16 @@ impl Link {
             .collect();
         let window = Arc::new(Semaphore::new(slots.len() * (WINDOW_BYTES / UNIT_BYTES) as usize));
         let transport = *transport;
-        Link { node, transport, addresses: RwLock::new(addresses), slots, window, caller, stats }
+        Link {
+            node,
+            transport,
+            addresses: RwLock::new(addresses),
+            slots,
+            window,
+            ring: Mutex::default(),
+            caller,
+            stats,
+        }
     }
 
     /// A node that came back may listen elsewhere.
@@ -125,6 +138,14 @@ impl Link {
             .expect("a link has at least one slot");
         self.slots[slot].outstanding.fetch_add(bytes, Ordering::Relaxed);
         Lane { link: self.clone(), slot, bytes }
+    }
+
+    pub fn ring(&self, regions: &Regions) -> Result<Arc<Ring>, Failure> {
+        let mut current = self.ring.lock();
+        match &*current {
+            Some(ring) if !ring.is_retired() => Ok(ring.clone()),
+            _ => Ok(current.insert(Arc::new(Ring::new(regions)?)).clone()),
+        }
     }
 
     /// Has the node forget a region that is gone, on every connection.

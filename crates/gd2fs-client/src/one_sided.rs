@@ -9,9 +9,10 @@ use gd2fs_transport::one_sided::encode;
 use gd2fs_wire::header::{FLAG_ONE_SIDED, Header};
 
 use crate::connection::{Call, Connection, Outgoing, verify};
+use crate::link::Link;
 use crate::region::{Direct, Region};
 use crate::request::{Direction, Shared};
-use crate::staging::Slots;
+use crate::staging::{STAGED_BYTES_MAX, Slots};
 use crate::stats::add;
 use crate::stop::Stop;
 use crate::trouble::Trouble;
@@ -21,20 +22,21 @@ pub(crate) enum Held {
     Nothing,
     /// Nobody else's memory: it may wait for a late answer by itself.
     Slots {
-        _until_answered: Slots,
+        until_answered: Slots,
     },
     Ranges(Vec<(Arc<Region>, Range<usize>)>),
 }
 
-/// Bytes moved. `header` says what is wanted, by the stream's way.
+/// Bytes moved; None if this part has to go through the stream. `header` says what is wanted, by the stream's way.
 pub(crate) async fn transfer(
     shared: &Shared,
+    link: &Link,
     connection: &Arc<Connection>,
     mut header: Header,
     direction: Direction,
     memory: &Memory,
     stop: &mut Stop,
-) -> Result<u64, Trouble> {
+) -> Result<Option<u64>, Trouble> {
     header.flags |= FLAG_ONE_SIDED;
     if let Some(direct) = shared.regions.direct(memory, direction)
         && map(connection, &direct, stop).await?
@@ -45,16 +47,20 @@ pub(crate) async fn transfer(
         let call = Call { header, ext, sums: Vec::new(), out: Outgoing::Nothing, held };
         let moved = u64::from(connection.call(call, stop).await?.frame.header.length);
         add(&shared.stats.bytes_direct, moved);
-        return Ok(moved);
+        return Ok(Some(moved));
     }
-    let ring = connection.ring(|| shared.regions.fresh_number(), stop).await?;
+    if memory.len() > STAGED_BYTES_MAX {
+        return Ok(None);
+    }
+    let ring = link.ring(&shared.regions).map_err(Trouble::Refused)?;
+    map_region(connection, ring.region(), stop).await?;
     let slots = ring.slots(memory.len(), stop).await?;
     let moved = match direction {
         Direction::Read => read(connection, header, slots, memory, stop).await,
         Direction::Write => write(connection, header, slots, memory, stop).await,
     }?;
     add(&shared.stats.bytes_staged, moved);
-    Ok(moved)
+    Ok(Some(moved))
 }
 
 /// Whether the node has all regions of `direct` mapped now; one that it refuses goes through the ring.
@@ -65,7 +71,7 @@ async fn map(connection: &Arc<Connection>, direct: &Direct, stop: &mut Stop) -> 
             continue;
         }
         last = region.number;
-        match connection.map(region.number, region.capacity(), || region.descriptor(), stop).await {
+        match map_region(connection, region, stop).await {
             Ok(()) => {}
             Err(Trouble::Refused(failure)) => {
                 tracing::debug!(%failure, "a node does not map a region");
@@ -75,6 +81,10 @@ async fn map(connection: &Arc<Connection>, direct: &Direct, stop: &mut Stop) -> 
         }
     }
     Ok(true)
+}
+
+async fn map_region(connection: &Arc<Connection>, region: &Region, stop: &mut Stop) -> Result<(), Trouble> {
+    connection.map(region.number, region.capacity(), || region.descriptor(), stop).await
 }
 
 async fn read(
@@ -90,7 +100,7 @@ async fn read(
         ext,
         sums: Vec::new(),
         out: Outgoing::Nothing,
-        held: Held::Slots { _until_answered: slots },
+        held: Held::Slots { until_answered: slots },
     };
     let reply = connection.call(call, stop).await?;
     let moved = reply.frame.header.length as usize;
@@ -113,7 +123,7 @@ async fn write(
     let sums = unsafe { copy_pieces(header.offset, memory, &slots.memory(), !header.is_raw()) };
     let ext = encode(&slots.segments());
     let call =
-        Call { header, ext, sums, out: Outgoing::Nothing, held: Held::Slots { _until_answered: slots } };
+        Call { header, ext, sums, out: Outgoing::Nothing, held: Held::Slots { until_answered: slots } };
     Ok(u64::from(connection.call(call, stop).await?.frame.header.length))
 }
 
@@ -125,9 +135,13 @@ impl Held {
 
     /// Takes the memory away from a node that does not say whether it still writes there.
     pub fn sever(&self) -> std::io::Result<()> {
-        if let Held::Ranges(ranges) = self {
-            for (region, range) in ranges {
-                region.sever(range.clone())?;
+        match self {
+            Held::Nothing => {}
+            Held::Slots { until_answered } => until_answered.retire_ring(),
+            Held::Ranges(ranges) => {
+                for (region, range) in ranges {
+                    region.sever(range.clone())?;
+                }
             }
         }
         Ok(())

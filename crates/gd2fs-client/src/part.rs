@@ -7,11 +7,12 @@ use gd2fs_transport::Memory;
 use gd2fs_wire::code::{Code, Failure};
 use gd2fs_wire::header::{FLAG_RAW, Header, Opcode};
 
-use crate::connection::{Call, Outgoing};
+use crate::connection::{Call, Connection, Outgoing};
 use crate::dial::CONNECT_TIMEOUT;
 use crate::handles::deadline_ms;
 use crate::layout::{Layout, Part, Replica};
 use crate::layouts::LayoutCell;
+use crate::link::Link;
 use crate::one_sided;
 use crate::request::{Direction, Shared};
 use crate::stats::add;
@@ -171,16 +172,7 @@ async fn attempt(
     let (handle, _open) = connection.handle(&layout.capability, part.column as u32, stop).await?;
     let mut header = header_for(shared, layout, direction, part, handle, replica);
     header.deadline_ms = deadline_ms(stop);
-    let moved = if connection.is_local() {
-        one_sided::transfer(shared, &connection, header, direction, memory, stop).await
-    } else {
-        let out = match direction {
-            Direction::Read => Outgoing::Landing(memory.clone()),
-            Direction::Write => Outgoing::Data(memory.clone()),
-        };
-        let reply = connection.call(Call::new(header, out), stop).await;
-        reply.map(|reply| u64::from(reply.frame.header.length))
-    };
+    let moved = exchange(shared, &link, &connection, header, direction, memory, stop).await;
     match &moved {
         Ok(moved) => add(direction.counter(&shared.stats), *moved),
         Err(Trouble::Refused(failure)) if failure.code == Code::Checksum => {
@@ -189,4 +181,28 @@ async fn attempt(
         Err(_) => {}
     }
     moved
+}
+
+/// Bytes moved, by whichever way this connection and this memory allow.
+async fn exchange(
+    shared: &Shared,
+    link: &Link,
+    connection: &Arc<Connection>,
+    header: Header,
+    direction: Direction,
+    memory: &Memory,
+    stop: &mut Stop,
+) -> Result<u64, Trouble> {
+    if connection.is_local()
+        && let Some(moved) =
+            one_sided::transfer(shared, link, connection, header, direction, memory, stop).await?
+    {
+        return Ok(moved);
+    }
+    let out = match direction {
+        Direction::Read => Outgoing::Landing(memory.clone()),
+        Direction::Write => Outgoing::Data(memory.clone()),
+    };
+    let reply = connection.call(Call::new(header, out), stop).await?;
+    Ok(u64::from(reply.frame.header.length))
 }

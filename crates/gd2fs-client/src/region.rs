@@ -85,11 +85,6 @@ impl Regions {
         (Regions { by_address: RwLock::default(), last: AtomicU32::new(0), released }, gone)
     }
 
-    /// A number that no other region of this client has.
-    pub fn fresh_number(&self) -> u32 {
-        self.last.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
     pub fn allocate(&self, length: usize) -> Result<Arc<Region>, Failure> {
         if length == 0 {
             return Err(Failure::new(Code::Invalid, "length: 0 bytes can't be allocated"));
@@ -98,7 +93,7 @@ impl Regions {
             Failure::new(Code::NoSpace, format!("length: the system gives no {length} bytes: {error}"))
         })?;
         let region = Region {
-            number: self.fresh_number(),
+            number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
             memory,
             severed: Mutex::default(),
             released: self.released.clone(),

@@ -1,13 +1,14 @@
 //! The bounded way for memory that no node can map: through slots of a ring that both sides share.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use gd2fs_transport::shm;
 use gd2fs_transport::{Memory, Segment, Slice};
 use gd2fs_wire::code::{Code, Failure};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::region::{Region, Regions};
 use crate::stop::Stop;
 use crate::trouble::Trouble;
 
@@ -16,12 +17,16 @@ const SLOT_BYTES: usize = 256 << 10;
 /// Two parts of a request: one is filled while the other is emptied.
 const SLOTS: usize = 32;
 
-/// The ring of one connection. It goes with it: a node that stands still keeps pages that nobody reads.
+/// Longer parts are sent through the socket: they belong to files with stripe units far above the default.
+pub(crate) const STAGED_BYTES_MAX: usize = SLOTS * SLOT_BYTES;
+
+/// The ring between this client and one node.
 pub(crate) struct Ring {
-    pub number: u32,
-    pub memory: shm::Region,
+    region: Arc<Region>,
     free: Mutex<Vec<usize>>,
     permits: Arc<Semaphore>,
+    /// A node that stands still may yet fill some of its slots: nobody takes any more of it.
+    retired: AtomicBool,
 }
 
 /// Slots of one transfer; free again when this is dropped, which is when the node has answered.
@@ -33,19 +38,32 @@ pub(crate) struct Slots {
 }
 
 impl Ring {
-    pub fn new(number: u32) -> Result<Ring, Failure> {
-        let memory = shm::Region::create(SLOTS * SLOT_BYTES).map_err(|error| {
-            Failure::new(Code::NoSpace, format!("the system gives no memory for a staging ring: {error}"))
-        })?;
-        let free = Mutex::new((0..SLOTS).collect());
-        Ok(Ring { number, memory, free, permits: Arc::new(Semaphore::new(SLOTS)) })
+    pub fn new(regions: &Regions) -> Result<Ring, Failure> {
+        Ok(Ring {
+            region: regions.allocate(STAGED_BYTES_MAX)?,
+            free: Mutex::new((0..SLOTS).collect()),
+            permits: Arc::new(Semaphore::new(SLOTS)),
+            retired: AtomicBool::new(false),
+        })
     }
 
-    /// Slots for `length` bytes, which is a part's length at most.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    pub fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::SeqCst)
+    }
+
+    /// Slots for `length` bytes, `STAGED_BYTES_MAX` at most.
     pub async fn slots(self: &Arc<Ring>, length: usize, stop: &mut Stop) -> Result<Slots, Trouble> {
         let count = length.div_ceil(SLOT_BYTES);
         let permits = stop.race(self.permits.clone().acquire_many_owned(count as u32)).await;
         let permits = permits.map_err(Trouble::Stopped)?.expect("the ring's semaphore is never closed");
+        if self.is_retired() {
+            let why = "the node did not answer, and its staging ring was given up";
+            return Err(Trouble::Lost(Failure::new(Code::Disconnected, why)));
+        }
         let mut free = self.free.lock();
         let rest = free.len() - count;
         let mut indices = free.split_off(rest);
@@ -61,8 +79,13 @@ impl Slots {
         begins.enumerate().map(|(i, begin)| (begin, SLOT_BYTES.min(self.length - i * SLOT_BYTES)))
     }
 
+    /// These slots may never be used again, and with them the ring.
+    pub fn retire_ring(&self) {
+        self.ring.retired.store(true, Ordering::SeqCst);
+    }
+
     pub fn memory(&self) -> Memory {
-        let base = self.ring.memory.address();
+        let base = self.ring.region.address();
         // SAFETY: inside the ring, which `self` keeps mapped; its slots are this transfer's alone.
         Memory::new(
             self.pieces().map(|(begin, length)| unsafe { Slice::new(base.add(begin), length) }).collect(),
@@ -70,7 +93,7 @@ impl Slots {
     }
 
     pub fn segments(&self) -> Vec<Segment> {
-        let number = self.ring.number;
+        let number = self.ring.region.number;
         self.pieces().map(|(begin, length)| Segment::new(number, begin as u64, length as u32)).collect()
     }
 }
