@@ -60,7 +60,7 @@ pub(crate) fn start(
                 if local {
                     add(&shared.stats.bytes_direct, moved);
                 }
-                requests.end(number, Ok(moved));
+                requests.end_quietly(number, Ok(moved));
             }
             (Err(_), Some(failure)) => requests.end(number, Err(failure)),
             // Short, refused or lost: what that means, and what may be tried again, the long way knows.

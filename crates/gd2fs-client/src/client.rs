@@ -98,12 +98,15 @@ impl Client {
         check("streams", options.streams, STREAMS_MAX)?;
         let internal = |error: std::io::Error| Failure::new(Code::Internal, error.to_string());
         let budget_units = options.outstanding_bytes_max.div_ceil(BUDGET_UNIT_BYTES).clamp(1, 1 << 28);
+        let completions = Arc::new(Completions::new().map_err(internal)?);
         let (regions, mut gone) = Regions::new();
         let shared = Shared {
             control: Control::new(&options.addresses, &options.token)?,
             layouts: Layouts::default(),
             links: Links::default(),
-            caller: Arc::new(Caller::new(&options.cluster, &options.token).map_err(internal)?),
+            caller: Arc::new(
+                Caller::new(&options.cluster, &options.token, Some(completions.clone())).map_err(internal)?,
+            ),
             ways: Ways { transport: options.transport, nics: options.nics.clone(), streams: options.streams },
             regions,
             verify: options.verify,
@@ -123,7 +126,7 @@ impl Client {
             .build()
             .map_err(internal)?;
         let shared = Arc::new(shared);
-        let requests = Arc::new(Requests::new(Completions::new().map_err(internal)?));
+        let requests = Arc::new(Requests::new(completions));
         let watched = requests.clone();
         runtime.spawn(async move { watched.watch().await });
         let links = Arc::downgrade(&shared);

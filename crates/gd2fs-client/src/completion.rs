@@ -35,6 +35,8 @@ pub struct Completions {
     event: OwnedFd,
     /// Somebody polls the descriptor: a system call for it now and then is not in vain.
     polled: AtomicBool,
+    /// Something was added, and nobody was told.
+    unannounced: AtomicBool,
 }
 
 impl Completions {
@@ -46,8 +48,8 @@ impl Completions {
         }
         // SAFETY: the descriptor was just made and belongs to nobody else.
         let event = unsafe { OwnedFd::from_raw_fd(fd) };
-        let polled = AtomicBool::new(false);
-        Ok(Completions { queue: Mutex::default(), arrived: Condvar::new(), event, polled })
+        let (polled, unannounced) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Completions { queue: Mutex::default(), arrived: Condvar::new(), event, polled, unannounced })
     }
 
     pub fn fileno(&self) -> RawFd {
@@ -67,9 +69,24 @@ impl Completions {
     }
 
     pub fn push(&self, completion: Completion) {
-        let mut queue = self.queue.lock();
-        queue.push_back(completion);
-        if queue.len() == 1 {
+        self.add(completion);
+        self.announce();
+    }
+
+    /// As `push`, but whoever waits sleeps on until `announce`: waking it once for many costs less.
+    pub fn add(&self, completion: Completion) {
+        self.queue.lock().push_back(completion);
+        self.unannounced.store(true, Ordering::Release);
+    }
+
+    /// Wakes whoever waits, if something came since the last time.
+    pub fn announce(&self) {
+        if !self.unannounced.load(Ordering::Acquire) {
+            return;
+        }
+        let queue = self.queue.lock();
+        self.unannounced.store(false, Ordering::Release);
+        if !queue.is_empty() {
             self.signal(1);
         }
         self.arrived.notify_one();

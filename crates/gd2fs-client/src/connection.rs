@@ -22,6 +22,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, OnceCell, oneshot, watch};
 use tokio::time::timeout;
 
+use crate::completion::Completions;
 use crate::dial::Dialed;
 use crate::handles::{Handles, deadline_ms};
 use crate::one_sided::Held;
@@ -53,6 +54,8 @@ pub(crate) struct Connection {
     ended: watch::Sender<bool>,
     /// Highest generation of this slot that ended with a write unanswered; shared with the slot.
     doubted: Arc<AtomicU64>,
+    /// Told when everything that has arrived is completed.
+    completions: Option<Arc<Completions>>,
 }
 
 /// One request.
@@ -143,7 +146,7 @@ impl Table {
 impl Connection {
     /// Must run inside the client's runtime: what sends and receives is spawned there.
     pub fn start(dialed: Dialed, doubted: Arc<AtomicU64>) -> Arc<Connection> {
-        let Dialed { stream, receiver, generation, incarnation } = dialed;
+        let Dialed { stream, receiver, generation, incarnation, completions } = dialed;
         // Number 0 was HELLO's.
         let table = Table {
             first: 1,
@@ -165,6 +168,7 @@ impl Connection {
             closing: watch::Sender::new(false),
             ended: watch::Sender::new(false),
             doubted,
+            completions,
         });
         let running = tokio::spawn(connection.clone().run(receiver));
         let watched = connection.clone();
@@ -366,6 +370,7 @@ impl Connection {
         } else {
             left.sever().await;
         }
+        self.announce();
         self.ended.send_replace(true);
     }
 
@@ -441,6 +446,9 @@ impl Connection {
 
     async fn receive_all(&self, receiver: &mut Receiver) -> Failure {
         loop {
+            if !receiver.holds_frame() {
+                self.announce();
+            }
             match receiver.has_next().await {
                 Ok(true) => {}
                 Ok(false) => return Failure::new(Code::Disconnected, "the node closed the connection"),
@@ -449,6 +457,12 @@ impl Connection {
             if let Err(error) = self.receive_one(receiver).await {
                 return error.into_failure();
             }
+        }
+    }
+
+    fn announce(&self) {
+        if let Some(completions) = &self.completions {
+            completions.announce();
         }
     }
 

@@ -14,6 +14,7 @@ use gd2fs_wire::messages::{Hello, HelloReply};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
+use crate::completion::Completions;
 use crate::trouble::Trouble;
 
 /// A node that does not accept within this time counts as unreachable: a miss for a KV connector, which would rather recompute.
@@ -49,6 +50,8 @@ pub(crate) struct Whom<'a> {
 pub(crate) struct Caller {
     pub cluster: String,
     pub token: String,
+    /// Where results wait that connections complete.
+    completions: Option<Arc<Completions>>,
     /// 128 random bits in hex.
     pub client: String,
     /// One counter for all slots of all nodes: whatever is forgotten in between, the next one is higher.
@@ -60,17 +63,19 @@ pub(crate) struct Dialed {
     pub receiver: Receiver,
     pub generation: u64,
     pub incarnation: u32,
+    pub completions: Option<Arc<Completions>>,
 }
 
 impl Caller {
-    pub fn new(cluster: &str, token: &str) -> std::io::Result<Caller> {
+    pub fn new(cluster: &str, token: &str, completions: Option<Arc<Completions>>) -> std::io::Result<Caller> {
         let mut random = [0u8; 16];
         // SAFETY: the buffer holds the bytes asked for.
         if unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) } != random.len() as isize {
             return Err(std::io::Error::last_os_error());
         }
         let client = format!("{:032x}", u128::from_ne_bytes(random));
-        Ok(Caller { cluster: cluster.into(), token: token.into(), client, generation: AtomicU64::new(0) })
+        let (cluster, token) = (cluster.into(), token.into());
+        Ok(Caller { cluster, token, completions, client, generation: AtomicU64::new(0) })
     }
 
     /// Connects `slot` to the first address that answers: through shared memory if the node is on this host, else by TCP,
@@ -149,7 +154,8 @@ impl Caller {
         };
         let incarnation =
             check_reply(&reply, &self.cluster, node).map_err(|f| Trouble::Refused(named(address, f)))?;
-        Ok(Dialed { stream, receiver, generation, incarnation })
+        let completions = self.completions.clone();
+        Ok(Dialed { stream, receiver, generation, incarnation, completions })
     }
 }
 

@@ -42,7 +42,7 @@ impl NodeLink {
     pub fn new(cluster: &str, token: &str, timeout: Duration) -> Result<NodeLink, Failure> {
         let internal = |error: std::io::Error| Failure::new(Code::Internal, error.to_string());
         Ok(NodeLink {
-            caller: Arc::new(Caller::new(cluster, token).map_err(internal)?),
+            caller: Arc::new(Caller::new(cluster, token, None).map_err(internal)?),
             links: Mutex::default(),
             timeout,
             runtime: Mutex::new(Some(builder(1, "gd2fs-link").build().map_err(internal)?)),

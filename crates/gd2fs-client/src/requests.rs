@@ -22,7 +22,7 @@ pub(crate) struct Requests {
     table: Mutex<Table>,
     ended: Condvar,
     admitted: Notify,
-    pub completions: Completions,
+    pub completions: Arc<Completions>,
 }
 
 #[derive(Default)]
@@ -52,7 +52,7 @@ impl Hasher for Number {
 }
 
 impl Requests {
-    pub fn new(completions: Completions) -> Requests {
+    pub fn new(completions: Arc<Completions>) -> Requests {
         Requests { table: Mutex::default(), ended: Condvar::new(), admitted: Notify::new(), completions }
     }
 
@@ -77,10 +77,16 @@ impl Requests {
     }
 
     pub fn end(&self, number: u64, result: Result<u64, Failure>) {
+        self.end_quietly(number, result);
+        self.completions.announce();
+    }
+
+    /// As `end`; the connection that calls this announces what it has completed before it waits for more.
+    pub fn end_quietly(&self, number: u64, result: Result<u64, Failure>) {
         let mut table = self.table.lock();
         table.stoppers.remove(&number);
         // Under the lock, so that admitted plus unreaped never counts one too few.
-        self.completions.push(Completion::new(number, result));
+        self.completions.add(Completion::new(number, result));
         if table.closed {
             self.ended.notify_all();
         }

@@ -74,10 +74,10 @@ impl Frame {
         let sums = sums::sums_to_bytes(&self.sums);
         self.header.ext_bytes = self.ext.len().try_into().expect("ext was checked against 65,535");
         self.header.sums_bytes = sums.len() as u32;
-        self.header.payload_crc = sums::crc32c_of([self.ext.as_slice(), &sums, json_payload]);
+        self.header.payload_crc = sums::crc32c_of([self.ext.as_slice(), sums, json_payload]);
         out.extend_from_slice(&self.header.encode());
         out.extend_from_slice(&self.ext);
-        out.extend_from_slice(&sums);
+        out.extend_from_slice(sums);
     }
 
     /// The frame as it goes out, without a payload.
@@ -90,7 +90,7 @@ impl Frame {
     /// Checks payload_crc of a received frame.
     pub fn check(&self, json_payload: &[u8]) -> Result<(), Failure> {
         let sums = sums::sums_to_bytes(&self.sums);
-        let actual = sums::crc32c_of([self.ext.as_slice(), &sums, json_payload]);
+        let actual = sums::crc32c_of([self.ext.as_slice(), sums, json_payload]);
         if actual != self.header.payload_crc {
             return Err(Failure::new(
                 Code::BadFrame,

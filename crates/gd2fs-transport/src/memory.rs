@@ -122,7 +122,7 @@ impl Memory {
 
     /// The first `length` bytes.
     pub fn prefix(&self, length: usize) -> Memory {
-        self.split([length]).remove(0)
+        if length == self.length { self.clone() } else { self.split([length]).remove(0) }
     }
 
     /// CRC-32C of each of the consecutive parts of the given lengths.

@@ -45,6 +45,14 @@ impl Receiver {
         self.end - self.start >= HEADER_BYTES
     }
 
+    /// Whether the next frame is here already, with its payload.
+    pub fn holds_frame(&self) -> bool {
+        let held = &self.buffer[self.start..self.end];
+        let Some(Ok(header)) = held.first_chunk().map(Header::decode) else { return false };
+        let around = usize::from(header.ext_bytes) + header.sums_bytes as usize;
+        held.len() >= HEADER_BYTES + around + header.payload_bytes() as usize
+    }
+
     /// The next header with its ext and sums. The payload still waits in the connection; if it is JSON, the sum over the
     /// frame is checked by `json`, else here.
     pub async fn frame(&mut self) -> Result<Frame, FrameError> {
@@ -66,9 +74,10 @@ impl Receiver {
     pub async fn rest(&mut self, header: Header) -> Result<Frame, FrameError> {
         let mut ext = vec![0; usize::from(header.ext_bytes)];
         self.exact(&mut ext).await?;
-        let mut sum_bytes = vec![0; header.sums_bytes as usize];
-        self.exact(&mut sum_bytes).await?;
-        let frame = Frame { header, ext, sums: sums::sums_from_bytes(&sum_bytes) };
+        // `Header::decode` refuses what is not a multiple of four.
+        let mut sums = vec![0; header.sums_bytes as usize / size_of::<u32>()];
+        self.exact(sums::bytes_of_sums(&mut sums)).await?;
+        let frame = Frame { header, ext, sums };
         if header.carries_file_data() || header.payload_bytes() == 0 {
             frame.check(&[])?;
         }

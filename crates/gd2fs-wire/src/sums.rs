@@ -4,6 +4,8 @@ mod combine;
 
 pub use combine::combine;
 
+use zerocopy::IntoBytes;
+
 use crate::fold;
 
 /// Pieces are split at multiples of this many bytes of the *file*, whatever the request's own offset is.
@@ -118,15 +120,18 @@ impl PieceSums {
     }
 }
 
-pub fn sums_to_bytes(sums: &[u32]) -> Vec<u8> {
-    sums.iter().flat_map(|sum| sum.to_le_bytes()).collect()
+/// Sums as they travel, little-endian.
+pub fn sums_to_bytes(sums: &[u32]) -> &[u8] {
+    sums.as_bytes()
 }
 
-/// # Panics
-/// Never for a length that `Header::decode` accepted (a multiple of four).
-pub fn sums_from_bytes(bytes: &[u8]) -> Vec<u32> {
-    bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
+/// Where `count` sums are to be received, as bytes.
+pub fn bytes_of_sums(sums: &mut [u32]) -> &mut [u8] {
+    sums.as_mut_bytes()
 }
+
+// What lies in memory is what travels.
+const _: () = assert!(cfg!(target_endian = "little"), "GD2FS runs on little-endian machines");
 
 #[cfg(test)]
 mod tests {

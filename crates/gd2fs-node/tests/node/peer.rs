@@ -101,7 +101,8 @@ impl Peer {
             self.stream.read_exact(&mut bytes).map(|()| bytes)
         };
         let ext = take(usize::from(header.ext_bytes))?;
-        let sums = sums::sums_from_bytes(&take(header.sums_bytes as usize)?);
+        let mut sums = vec![0; header.sums_bytes as usize / 4];
+        sums::bytes_of_sums(&mut sums).copy_from_slice(&take(header.sums_bytes as usize)?);
         let payload = take(header.payload_bytes() as usize)?;
         let frame = Frame { header, ext: ext.clone(), sums: sums.clone() };
         frame.check(if header.carries_file_data() { &[] } else { &payload }).expect("a good payload_crc");
