@@ -1,10 +1,10 @@
-//! The node's DRAM: memfd slabs that are made when they are needed and returned when they are empty.
+//! The node's DRAM: slabs that are made when they are needed, and kept.
+//!
+//! A slab that has become empty stays mapped, so that the next session finds its pages there: the first write to a page takes
+//! several times as long as a later one (docs/adr/0007-arena-memory.md). The bound is the capacity, which is the node's own by
+//! its configuration.
 
 use std::collections::BTreeSet;
-use std::ffi::CStr;
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 
 use crate::buddy::{Buddy, LEAF_BYTES, ORDER_MAX, order_of};
 use crate::frame::Frame;
+use crate::mapping::Mapping;
 
 /// As large as the largest stripe unit, so that every chunk fits into one slab.
 pub const SLAB_BYTES: usize = 64 << 20;
-const SLAB_NAME: &CStr = c"gd2fs-slab";
 
 pub struct Arena {
     capacity: usize,
@@ -59,9 +59,9 @@ impl Arena {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Bytes mapped from the operating system.
+    /// Bytes mapped from the operating system: what was ever needed at once, in whole slabs.
     pub fn mapped(&self) -> usize {
-        self.slabs.lock().list.iter().flatten().map(|slab| slab.mapping.bytes).sum()
+        self.slabs.lock().list.iter().flatten().map(|slab| slab.mapping.bytes()).sum()
     }
 
     /// A frame of at least `bytes`, which is a chunk's size at most. Its content is whatever was there before.
@@ -82,7 +82,7 @@ impl Arena {
         let leaf = slab.buddy.allocate(order).expect("the slab's largest free block is large enough");
         let after = slab.buddy.largest_free();
         // SAFETY: the block lies inside the slab's mapping.
-        let address = unsafe { slab.mapping.address.add(leaf as usize * LEAF_BYTES) };
+        let address = unsafe { slab.mapping.address().add(leaf as usize * LEAF_BYTES) };
         slabs.rank(index, before, after);
         drop(slabs);
         self.used.fetch_add(LEAF_BYTES << order, Ordering::Relaxed);
@@ -108,7 +108,7 @@ impl Arena {
         let index = index.ok_or_else(|| no_space(String::new()))?;
         let mapping = Mapping::new(slab_bytes(index))
             .map_err(|error| no_space(format!(", and the system gives no more memory ({error})")))?;
-        let buddy = Buddy::new((mapping.bytes / LEAF_BYTES) as u32);
+        let buddy = Buddy::new((mapping.bytes() / LEAF_BYTES) as u32);
         slabs.rank(index, None, buddy.largest_free());
         slabs.absent.remove(&index);
         slabs.list[index] = Some(Slab { mapping, buddy });
@@ -121,18 +121,9 @@ impl Arena {
         let before = slab.buddy.largest_free();
         slab.buddy.release(leaf, order);
         let after = slab.buddy.largest_free();
-        let returned = if slab.buddy.is_empty() {
-            slabs.rank(index, before, None);
-            slabs.absent.insert(index);
-            slabs.list[index].take()
-        } else {
-            slabs.rank(index, before, after);
-            None
-        };
+        slabs.rank(index, before, after);
         drop(slabs);
         self.used.fetch_sub(LEAF_BYTES << order, Ordering::Relaxed);
-        // Unmapping 64 MiB takes milliseconds: not under the lock.
-        drop(returned);
     }
 }
 
@@ -145,73 +136,12 @@ impl Slabs {
     }
 }
 
-/// A mapped memfd, sealed against any change of its size: a peer that maps it can never be made to fault.
-struct Mapping {
-    address: NonNull<u8>,
-    bytes: usize,
-    _memory: OwnedFd,
-}
-
-// SAFETY: a Mapping is an address range that it owns; who may touch which bytes is decided by frames and chunks.
-unsafe impl Send for Mapping {}
-
-impl Mapping {
-    fn new(bytes: usize) -> io::Result<Mapping> {
-        const HUGE_PAGE: usize = 2 << 20;
-        if bytes.is_multiple_of(HUGE_PAGE)
-            && let Ok(mapping) = Mapping::create(bytes, libc::MFD_HUGETLB | libc::MFD_HUGE_2MB)
-            // The probe: a huge page that a container may not have shows as an error here and as SIGBUS anywhere else.
-            // SAFETY: the range was just mapped by us.
-            && unsafe { libc::madvise(mapping.address.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) } == 0
-        {
-            return Ok(mapping);
-        }
-        let mapping = Mapping::create(bytes, 0)?;
-        // SAFETY: as above. Transparent huge pages are a wish; without them everything works all the same.
-        unsafe { libc::madvise(mapping.address.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
-        Ok(mapping)
-    }
-
-    fn create(bytes: usize, flags: libc::c_uint) -> io::Result<Mapping> {
-        let check = |result: i32| if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) };
-        let all = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags;
-        // SAFETY: plain system calls on a name that lives and on a descriptor that we own.
-        let memory = unsafe {
-            let memory = OwnedFd::from_raw_fd(check(libc::memfd_create(SLAB_NAME.as_ptr(), all))?);
-            check(libc::ftruncate(memory.as_raw_fd(), bytes as libc::off_t))?;
-            check(libc::fcntl(
-                memory.as_raw_fd(),
-                libc::F_ADD_SEALS,
-                libc::F_SEAL_SHRINK | libc::F_SEAL_GROW,
-            ))?;
-            memory
-        };
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new shared mapping of a memfd that has `bytes` bytes and cannot shrink.
-        let address = unsafe {
-            libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, memory.as_raw_fd(), 0)
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let address = NonNull::new(address.cast()).expect("mmap never maps address 0");
-        Ok(Mapping { address, bytes, _memory: memory })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and no frame lies in it any more.
-        unsafe { libc::munmap(self.address.as_ptr().cast(), self.bytes) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn slabs_are_made_lazily_and_returned_when_empty() {
+    fn slabs_are_made_lazily_and_kept() {
         let arena = Arc::new(Arena::new(SLAB_BYTES + (1 << 20)));
         assert_eq!(arena.mapped(), 0);
         let large = arena.allocate(SLAB_BYTES).unwrap();
@@ -219,19 +149,25 @@ mod tests {
         let small = arena.allocate(1 << 20).unwrap();
         assert_eq!(arena.mapped(), arena.capacity());
         assert_eq!(arena.allocate(1).err().unwrap().code, Code::NoSpace);
-        drop(large);
-        assert_eq!(arena.mapped(), 1 << 20);
-        drop(small);
-        assert_eq!((arena.mapped(), arena.used()), (0, 0));
+        let address = large.address(0, 0);
+        drop((large, small));
+        assert_eq!((arena.mapped(), arena.used()), (arena.capacity(), 0));
+        let again = arena.allocate(SLAB_BYTES).unwrap();
+        assert_eq!(again.address(0, 0), address, "the slab whose pages are there already");
+        assert_eq!(arena.mapped(), arena.capacity());
     }
 
     #[test]
-    fn slabs_cannot_change_their_size() {
-        let mapping = Mapping::create(LEAF_BYTES, 0).unwrap();
-        for bytes in [0, 2 * LEAF_BYTES] {
-            // SAFETY: a system call on our own descriptor.
-            assert_eq!(unsafe { libc::ftruncate(mapping._memory.as_raw_fd(), bytes as libc::off_t) }, -1);
-        }
+    fn a_kept_slab_is_used_before_another_is_made() {
+        let arena = Arc::new(Arena::new(4 * SLAB_BYTES));
+        let many: Vec<Frame> = (0..5).map(|_| arena.allocate(SLAB_BYTES / 4).unwrap()).collect();
+        assert_eq!(arena.mapped(), 2 * SLAB_BYTES);
+        drop(many);
+        let large = [arena.allocate(SLAB_BYTES).unwrap(), arena.allocate(SLAB_BYTES).unwrap()];
+        assert_eq!((arena.mapped(), arena.used()), (2 * SLAB_BYTES, 2 * SLAB_BYTES));
+        let third = arena.allocate(1).unwrap();
+        assert_eq!(arena.mapped(), 3 * SLAB_BYTES);
+        drop((large, third));
     }
 
     #[test]

@@ -14,15 +14,14 @@ pub fn order_of(bytes: usize) -> Option<usize> {
 }
 
 pub struct Buddy {
-    /// Free blocks by order, named by their first leaf. Sorted, so that allocation packs low addresses and slabs can empty.
+    /// Free blocks by order, named by their first leaf. Sorted, so that allocation packs low addresses, whose pages are there already.
     free: [BTreeSet<u32>; ORDER_MAX + 1],
-    used: u32,
 }
 
 impl Buddy {
     /// `leaves` need not be a power of two: the last slab of an arena is as large as the capacity leaves it.
     pub fn new(leaves: u32) -> Buddy {
-        let mut buddy = Buddy { free: Default::default(), used: 0 };
+        let mut buddy = Buddy { free: Default::default() };
         let mut leaf = 0;
         while leaf < leaves {
             let aligned = if leaf == 0 { ORDER_MAX } else { (leaf.trailing_zeros() as usize).min(ORDER_MAX) };
@@ -41,21 +40,15 @@ impl Buddy {
         for smaller in (order..found).rev() {
             self.free[smaller].insert(leaf + (1 << smaller));
         }
-        self.used += 1 << order;
         Some(leaf)
     }
 
     pub fn release(&mut self, mut leaf: u32, mut order: usize) {
-        self.used -= 1 << order;
         while order < ORDER_MAX && self.free[order].remove(&(leaf ^ (1 << order))) {
             leaf &= !(1 << order);
             order += 1;
         }
         assert!(self.free[order].insert(leaf), "block {leaf} of order {order} was freed twice");
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.used == 0
     }
 
     /// The order of the largest block that `allocate` would find.
@@ -110,7 +103,7 @@ mod tests {
             for (leaf, order) in held {
                 buddy.release(leaf, order);
             }
-            prop_assert!(buddy.is_empty());
+            prop_assert_eq!(buddy.free_leaves(), leaves);
             prop_assert_eq!(buddy.largest_free(), whole, "free blocks merge again");
         }
     }

@@ -13,6 +13,7 @@ mod epochs;
 mod frame;
 mod geometry;
 mod grains;
+mod mapping;
 mod read;
 mod runs;
 mod store;

@@ -6,6 +6,10 @@ use gd2fs_wire::sums::PieceSums;
 use crate::memory::{Memory, Slice};
 
 /// Copies of at least this many bytes store around the cache; what is smaller, its reader finds in the cache.
+///
+/// Measured with a reader that sums what was copied, into memory that is in no cache: ordinary stores win up to 32 KiB (7.9
+/// against 5.2 GB/s, copy and sum together), from 64 KiB to 4 MiB the two are equal, though the copy itself takes a third less
+/// with streaming ones, and beyond they win (7.4 against 4.4). A destination that is still in the cache favours ordinary ones.
 const STREAMING_BYTES_MIN: usize = 256 << 10;
 
 fn store_for(length: usize) -> Store {

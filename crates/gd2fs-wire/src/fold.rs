@@ -41,6 +41,7 @@ pub unsafe fn copy_summed(register: u32, from: *const u8, to: *mut u8, length: u
         // SAFETY: the instructions are there; the ranges by the caller's promise.
         return unsafe { x86::copy_summed(register, from, to, length, store) };
     }
+    let _ = store; // Elsewhere there is one way.
     // SAFETY: the caller's promise.
     unsafe { portable::copy_summed(register, from, to, length) }
 }
@@ -56,7 +57,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize, store: Store) {
         // SAFETY: the instructions are there; the ranges by the caller's promise.
         return unsafe { x86::copy_streaming(from, to, length) };
     }
-    let _ = store;
+    let _ = store; // As above.
     // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(from, to, length) }
 }
