@@ -23,18 +23,20 @@ import sys
 from gd2fs import _native
 node = _native.Node(sys.argv[1])
 print(*node.addresses(), flush=True)
-while not node.wait(600_000):
-    pass
+# Every line asks for the counters; the end of input, also that of a parent that died, ends the node.
+for _ in sys.stdin:
+    print(node.stats(), flush=True)
 """
 
 
 class RealNode:
     """A node in a process of its own, on a free loopback port. A context manager."""
 
-    def __init__(self, name: str = "n0", *, memory_bytes: int = 1 << 30) -> None:
+    def __init__(self, name: str = "n0", *, memory_bytes: int = 1 << 30, connections_max: int = 4096) -> None:
         self.name = name
         self.incarnation = 0
         self._memory_bytes = memory_bytes
+        self._connections_max = connections_max
         self._directory = tempfile.TemporaryDirectory(prefix="gd2fs-node-")
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
@@ -51,16 +53,32 @@ class RealNode:
             "keys": "",
             "listen": [self.address or "tcp://127.0.0.1:0"],
             "memory_bytes": self._memory_bytes,
+            "connections_max": self._connections_max,
             "data_dir": self._directory.name,
         }
         environment = os.environ | {"PYTHONPATH": str(Path(errors.__file__).parents[1])}
         command = [sys.executable, "-c", _SCRIPT, json.dumps(config)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
         assert self._process.stdout
         self.addresses = self._process.stdout.readline().split()
         assert self.addresses, "the node did not start"
         self.address = self.addresses[0]
         assert self.address.startswith("tcp://"), "the node did not start"
+
+    def stats(self) -> dict[str, Any]:
+        """The node's counters now; it must not be paused."""
+        assert self._process and self._process.stdin and self._process.stdout
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        counters: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return counters
+
+    def private_bytes(self) -> int:
+        """Memory of its process that is not the arena: what connections and requests cost."""
+        assert self._process
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(status.split("RssAnon:")[1].split()[0]) << 10
 
     def pause(self) -> None:
         """Stops it in mid-step, as a machine that hangs; returns when it stands still."""
@@ -77,9 +95,10 @@ class RealNode:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        assert self._process and self._process.stdout
+        assert self._process and self._process.stdin and self._process.stdout
         self._process.kill()
         self._process.wait(10)
+        self._process.stdin.close()
         self._process.stdout.close()
 
     def __enter__(self) -> RealNode:

@@ -59,19 +59,21 @@ class Client:
     def control(self, method: str, path: str, body: bytes | None, timeout_ms: int) -> tuple[int, bytes]:
         """An HTTP call to control: status and body. Blocks. Raises Unavailable, Timeout, Invalid."""
 
-    def submit_read(self, layout: str, offset: int, buffers: list[Any], timeout_ms: int) -> int:
-        """Starts filling ``buffers`` from byte ``offset`` on; ``layout`` is the JSON text. The request's
-        number.
+    def file(self, layout: str) -> File:
+        """The file that a layout (JSON) describes. Raises BadRequest for a layout that will not do."""
 
-        Raises BadRequest for a layout or a buffer that will not do, Overloaded beyond 65,536 requests not
+    def submit_read(self, file: File, offset: int, buffers: list[Any], timeout_ms: int) -> int:
+        """Starts filling ``buffers`` from byte ``offset`` on. The request's number.
+
+        Raises BadRequest for a buffer that will not do, Overloaded beyond 65,536 requests not
         reaped."""
 
-    def submit_write(self, layout: str, offset: int, buffers: list[Any], timeout_ms: int) -> int:
+    def submit_write(self, file: File, offset: int, buffers: list[Any], timeout_ms: int) -> int:
         """Starts writing ``buffers`` at byte ``offset``."""
 
     def submit_read_at(
         self,
-        layout: str,
+        file: File,
         offset: int,
         addresses: Buffer,
         lengths: Buffer,
@@ -84,7 +86,7 @@ class Client:
 
     def submit_write_at(
         self,
-        layout: str,
+        file: File,
         offset: int,
         addresses: Buffer,
         lengths: Buffer,
@@ -118,7 +120,7 @@ class Client:
         Waits for the first one, with a negative ``timeout_ms`` for ever. Raises ClosedError when the client
         is closed and no completion is left."""
 
-    def lengths(self, layouts: list[str], timeout_ms: int) -> list[int | None]:
+    def lengths(self, files: list[File], timeout_ms: int) -> list[int | None]:
         """The highest acknowledged end of each file in bytes; None where a node can't be reached or has
         lost it. Blocks."""
 
@@ -127,6 +129,9 @@ class Client:
 
     def close(self) -> None:
         """Completes every request as CANCELLED and ends all threads, within about a second. Idempotent."""
+
+class File:
+    """A file by its layout, for requests of the client that made it."""
 
 class IOMEM:
     """Memory for transfers: registered once, used by many requests, which hold it too. Library memory is a

@@ -137,7 +137,7 @@ until = time.monotonic() + 1
 def submit():
     while time.monotonic() < until:
         try:
-            client._native.submit_read("{}", 0, [bytearray(4)], 1000)
+            client._native.submit_read(file._native_file, (1 << 63) - 1, [bytearray(4)], 1000)
         except errors.BadRequest:
             pass
 threads = [threading.Thread(target=submit) for _ in range(4)]

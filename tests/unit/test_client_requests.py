@@ -389,10 +389,10 @@ def test_bytes_under_way_are_bounded(node: FakeNode) -> None:
     node.twist = lambda header, reply: reply if header["opcode"] != READ or gate.wait(5) else None
     budget = {"outstanding_bytes_max": 256 << 10, "streams": 4}
     native = _native.Client([], CLUSTER, "", **budget)
-    layout = json.dumps(node.layout())
+    file = native.file(json.dumps(node.layout()))
     buffers = [bytearray(64 << 10) for _ in range(20)]
     for buffer in buffers:
-        native.submit_read(layout, 0, [buffer], 10_000)
+        native.submit_read(file, 0, [buffer], 10_000)
     time.sleep(0.3)
     assert node.count(READ) <= 4, "256 KiB of 64 KiB each"
     gate.set()
@@ -415,12 +415,12 @@ def test_streams_share_the_work(node: FakeNode) -> None:
 
 def test_too_many_requests_are_refused_early_and_it_recovers(client: Client, node: FakeNode) -> None:
     native = client._native
-    layout, buffer = json.dumps(node.layout()), bytearray(1)
+    file, buffer = native.file(json.dumps(node.layout())), bytearray(1)
     gate = threading.Event()
     node.twist = lambda header, reply: reply if header["opcode"] != READ or gate.wait(20) else None
     with pytest.raises(errors.Overloaded, match="65536"):
         for _ in range(70_000):
-            native.submit_read(layout, 0, [buffer], 60_000)
+            native.submit_read(file, 0, [buffer], 60_000)
     for request in range(1, 65_537):
         native.cancel(request)
     gate.set()

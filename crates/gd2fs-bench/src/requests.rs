@@ -36,6 +36,7 @@ pub unsafe fn run(
     outstanding: usize,
     timeout: Duration,
 ) -> Result<Outcome, Failure> {
+    let file = client.file(layout)?;
     let mut latencies = Vec::with_capacity(transfers.len());
     let mut under_way: HashMap<u64, (Instant, u64)> = HashMap::with_capacity(outstanding);
     let mut failed = None;
@@ -51,7 +52,7 @@ pub unsafe fn run(
             let memory = Memory::new(transfer.fragments.clone());
             let bytes = memory.len() as u64;
             // SAFETY: the caller's promise, and this function returns only when all have completed.
-            match unsafe { client.submit(direction, layout, transfer.offset, memory, timeout) } {
+            match unsafe { client.submit(direction, &file, transfer.offset, memory, timeout) } {
                 Ok(request) => drop(under_way.insert(request, (submitted, bytes))),
                 Err(failure) => failed = Some(failure),
             }

@@ -1,6 +1,5 @@
 //! The client object: requests go in, completions come out.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,22 +8,22 @@ use std::time::{Duration, Instant};
 
 use gd2fs_transport::Memory;
 use gd2fs_wire::code::{Code, Failure};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 
-use crate::completion::{Completion, Completions};
+use crate::alone;
+use crate::completion::Completions;
 use crate::control::Control;
 use crate::dial::{Caller, Transport};
-use crate::layouts::Layouts;
+use crate::layouts::{LayoutCell, Layouts};
 use crate::link::{Links, Ways};
 use crate::region::{Region, Regions};
 use crate::request::{BUDGET_UNIT_BYTES, Direction, Request, Shared};
+use crate::requests::Requests;
 use crate::stats::{Stats, add};
 use crate::stop::Stopper;
 
-/// Requests admitted and not yet reaped: more is a caller that does not reap.
-pub const REQUESTS_MAX: usize = 65_536;
 /// Longest time that `close` waits for everything to end by itself.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// What is cut off then still runs to its next await, which a machine out of breath can delay: its memory is free only then.
@@ -68,7 +67,6 @@ impl Default for Options {
 pub struct Client {
     shared: Arc<Shared>,
     requests: Arc<Requests>,
-    completions: Arc<Completions>,
     runtime: Mutex<Option<Runtime>>,
     /// Held by whoever closes: a second one must not return before the memory of all requests is free.
     closing: Mutex<()>,
@@ -78,18 +76,9 @@ pub struct Client {
     process: u32,
 }
 
-#[derive(Default)]
-struct Requests {
-    table: Mutex<RequestTable>,
-    ended: Condvar,
-}
-
-#[derive(Default)]
-struct RequestTable {
-    last: u64,
-    closed: bool,
-    stoppers: HashMap<u64, Arc<Stopper>>,
-}
+/// A file by its layout, for requests.
+#[derive(Clone)]
+pub struct File(Arc<LayoutCell>);
 
 /// A result that is still being made. Dropping it gives it up.
 pub struct Ticket<T> {
@@ -134,6 +123,9 @@ impl Client {
             .build()
             .map_err(internal)?;
         let shared = Arc::new(shared);
+        let requests = Arc::new(Requests::new(Completions::new().map_err(internal)?));
+        let watched = requests.clone();
+        runtime.spawn(async move { watched.watch().await });
         let links = Arc::downgrade(&shared);
         runtime.spawn(async move {
             while let Some(region) = gone.recv().await
@@ -144,8 +136,7 @@ impl Client {
         });
         Ok(Client {
             shared,
-            requests: Arc::default(),
-            completions: Arc::new(Completions::new().map_err(internal)?),
+            requests,
             runtime: Mutex::new(Some(runtime)),
             closing: Mutex::default(),
             threads,
@@ -158,6 +149,11 @@ impl Client {
         self.process != std::process::id()
     }
 
+    /// The file that a layout (JSON) describes.
+    pub fn file(&self, layout: &str) -> Result<File, Failure> {
+        self.shared.layouts.get(layout).map(File)
+    }
+
     /// Starts a transfer between `memory` and the file range that begins at `offset`; its number comes back as a completion.
     ///
     /// # Safety
@@ -166,12 +162,11 @@ impl Client {
     pub unsafe fn submit(
         &self,
         direction: Direction,
-        layout: &str,
+        file: &File,
         offset: u64,
         memory: Memory,
         timeout: Duration,
     ) -> Result<u64, Failure> {
-        let cell = self.shared.layouts.get(layout)?;
         // The node's table of offsets, and JSON, count in i64.
         if offset.checked_add(memory.len() as u64).is_none_or(|end| end > i64::MAX as u64) {
             return Err(Failure::new(
@@ -179,42 +174,20 @@ impl Client {
                 format!("offset {offset} + {} bytes is over 2^63", memory.len()),
             ));
         }
-        let stopper = Arc::new(Stopper::new(timeout));
-        let handle = self.handle()?;
-        let number = {
-            let mut table = self.requests.table.lock();
-            if table.closed {
-                return Err(closed());
-            }
-            if table.stoppers.len() + self.completions.len() >= REQUESTS_MAX {
-                let why = format!(
-                    "{REQUESTS_MAX} requests are under way or not reaped; reap before submitting more"
-                );
-                return Err(Failure::new(Code::Overloaded, why));
-            }
-            table.last += 1;
-            let number = table.last;
-            table.stoppers.insert(number, stopper.clone());
-            number
-        };
-        let (shared, requests, completions) =
-            (self.shared.clone(), self.requests.clone(), self.completions.clone());
-        handle.spawn(async move {
-            add(&shared.stats.requests, 1);
-            let result = Request { direction, cell, offset, memory, stopper }.run(shared.clone()).await;
-            if result.is_err() {
-                add(&shared.stats.failures, 1);
-            }
-            requests.end(number, &completions, result);
-        });
+        let stopper = Stopper::new(timeout);
+        let runtime = self.handle()?;
+        let number = self.requests.admit(&stopper)?;
+        add(&self.shared.stats.requests, 1);
+        let request = Request { direction, cell: file.0.clone(), offset, memory, stopper };
+        if let Some(request) = alone::start(request, number, &self.shared, &self.requests, &runtime) {
+            runtime.spawn(request.run_to_end(number, self.shared.clone(), self.requests.clone()));
+        }
         Ok(number)
     }
 
     /// Asks for an early end; the request still completes, as CANCELLED or with its result.
     pub fn cancel(&self, request: u64) {
-        if let Some(stopper) = self.requests.table.lock().stoppers.get(&request) {
-            stopper.cancel();
-        }
+        self.requests.cancel(request);
     }
 
     /// Memory that nodes of this host can fill and empty by themselves; `length` bytes at least, in whole pages.
@@ -223,12 +196,12 @@ impl Client {
     }
 
     pub fn completions(&self) -> &Completions {
-        &self.completions
+        &self.requests.completions
     }
 
     pub fn stats(&self) -> Vec<(&'static str, u64)> {
         let mut stats = self.shared.stats.snapshot();
-        stats.push(("requests_pending", self.requests.table.lock().stoppers.len() as u64));
+        stats.push(("requests_pending", self.requests.pending() as u64));
         stats
     }
 
@@ -245,13 +218,8 @@ impl Client {
     }
 
     /// The highest acknowledged end of each file as its nodes say; None for a file whose node can't be reached or has lost it.
-    pub fn lengths(
-        &self,
-        layouts: &[String],
-        timeout: Duration,
-    ) -> Result<Ticket<Vec<Option<u64>>>, Failure> {
-        let cells =
-            layouts.iter().map(|text| self.shared.layouts.get(text)).collect::<Result<Vec<_>, _>>()?;
+    pub fn lengths(&self, files: &[File], timeout: Duration) -> Result<Ticket<Vec<Option<u64>>>, Failure> {
+        let cells: Vec<Arc<LayoutCell>> = files.iter().map(|file| file.0.clone()).collect();
         let shared = self.shared.clone();
         self.start(async move {
             let stopper = Stopper::new(timeout);
@@ -272,11 +240,7 @@ impl Client {
     pub fn close(&self) {
         let _closing = self.closing.lock();
         let until = Instant::now() + CLOSE_TIMEOUT;
-        let mut table = self.requests.table.lock();
-        table.closed = true;
-        table.stoppers.values().for_each(|stopper| stopper.cancel());
-        while !table.stoppers.is_empty() && !self.requests.ended.wait_until(&mut table, until).timed_out() {}
-        drop(table);
+        self.requests.close(until);
         let Some(runtime) = self.runtime.lock().take() else { return };
         // The sockets close now, whoever still holds this object.
         let links = self.shared.links.end();
@@ -285,17 +249,12 @@ impl Client {
             until.saturating_duration_since(Instant::now()).max(Duration::from_millis(100)),
         );
         let cut_off = Instant::now() + CUT_OFF_TIMEOUT;
-        let runs =
-            || self.threads.load(Ordering::SeqCst) > 0 && !self.requests.table.lock().stoppers.is_empty();
+        let runs = || self.threads.load(Ordering::SeqCst) > 0 && self.requests.pending() > 0;
         while runs() && Instant::now() < cut_off {
             std::thread::sleep(Duration::from_millis(1));
         }
         // With the threads gone nothing can touch memory: what had not ended by itself has ended now.
-        let rest: Vec<u64> = self.requests.table.lock().stoppers.drain().map(|(number, _)| number).collect();
-        for number in rest {
-            let failure = Failure::new(Code::Cancelled, "the client was closed");
-            self.completions.push(Completion::new(number, Err(failure)));
-        }
+        self.requests.complete_rest();
     }
 
     fn handle(&self) -> Result<tokio::runtime::Handle, Failure> {
@@ -320,16 +279,6 @@ impl Drop for Client {
             std::mem::forget(runtime);
             std::mem::forget(self.shared.clone());
         }
-    }
-}
-
-impl Requests {
-    fn end(&self, number: u64, completions: &Completions, result: Result<u64, Failure>) {
-        let mut table = self.table.lock();
-        table.stoppers.remove(&number);
-        // Under the lock, so that admitted plus unreaped never counts one too few.
-        completions.push(Completion::new(number, result));
-        self.ended.notify_all();
     }
 }
 
@@ -396,7 +345,7 @@ mod tests {
     #[test]
     fn close_completes_nothing_that_is_still_running() {
         let client = Client::new(&Options::default()).unwrap();
-        client.requests.table.lock().stoppers.insert(7, Arc::new(Stopper::new(Duration::from_secs(60))));
+        let number = client.requests.admit(&Stopper::new(Duration::from_secs(60))).unwrap();
         let running = Arc::new(AtomicBool::new(true));
         let (step, (began, has_begun)) = (running.clone(), mpsc::channel());
         client.handle().unwrap().spawn(async move {
@@ -408,6 +357,6 @@ mod tests {
         has_begun.recv().unwrap();
         client.close();
         assert!(!running.load(Ordering::SeqCst));
-        assert_eq!(client.completions.reap(9, Duration::ZERO)[0].request, 7);
+        assert_eq!(client.completions().reap(9, Duration::ZERO)[0].request, number);
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use gd2fs_wire::code::{Code, Failure};
@@ -32,6 +33,8 @@ pub struct Completions {
     queue: Mutex<VecDeque<Completion>>,
     arrived: Condvar,
     event: OwnedFd,
+    /// Somebody polls the descriptor: a system call for it now and then is not in vain.
+    polled: AtomicBool,
 }
 
 impl Completions {
@@ -43,10 +46,15 @@ impl Completions {
         }
         // SAFETY: the descriptor was just made and belongs to nobody else.
         let event = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Completions { queue: Mutex::default(), arrived: Condvar::new(), event })
+        let polled = AtomicBool::new(false);
+        Ok(Completions { queue: Mutex::default(), arrived: Condvar::new(), event, polled })
     }
 
     pub fn fileno(&self) -> RawFd {
+        let queue = self.queue.lock();
+        if !self.polled.swap(true, Ordering::Relaxed) && !queue.is_empty() {
+            self.signal(1);
+        }
         self.event.as_raw_fd()
     }
 
@@ -82,8 +90,11 @@ impl Completions {
 
     /// Makes the eventfd readable (1) or not (0). Called under the queue's lock, so that both always agree.
     fn signal(&self, value: u64) {
+        if !self.polled.load(Ordering::Relaxed) {
+            return;
+        }
         let mut bytes = value.to_ne_bytes();
-        let fd = self.fileno();
+        let fd = self.event.as_raw_fd();
         // SAFETY: the buffer holds the 8 bytes that an eventfd moves; it does not block, and a failure (already so) is fine.
         unsafe {
             if value > 0 {

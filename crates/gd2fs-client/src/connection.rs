@@ -17,7 +17,8 @@ use gd2fs_wire::code::{Code, Failure};
 use gd2fs_wire::header::{CONTROL_BYTES_MAX, Header, Opcode};
 use gd2fs_wire::messages::{Map, Unmap};
 use gd2fs_wire::sums::{self, PieceSums};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, OnceCell, oneshot, watch};
 use tokio::time::timeout;
 
@@ -42,6 +43,8 @@ pub(crate) struct Connection {
     pub incarnation: u32,
     pub handles: Handles,
     stream: Arc<Stream>,
+    /// For what has to be waited for on behalf of threads that are not its own.
+    runtime: Handle,
     /// Regions that the node has mapped for this connection, or is mapping.
     mapped: Mutex<HashMap<u32, Arc<OnceCell<()>>>>,
     ring: OnceCell<Arc<Ring>>,
@@ -85,7 +88,8 @@ pub(crate) struct Reply {
     _held: Held,
 }
 
-type ReplyTo = oneshot::Sender<Result<Reply, Trouble>>;
+/// Called once, when nothing touches the request's memory any more; by whoever finds that out, so it must not wait.
+type Done = Box<dyn FnOnce(Result<Reply, Trouble>) + Send>;
 
 struct Table {
     /// Number of the request in `pending[0]`. A node answers in the order of sending, so the requests that wait lie close.
@@ -109,8 +113,11 @@ struct Pending {
     asked: Header,
     landing: Option<Memory>,
     held: Held,
-    /// Taken by the reader while it receives into `landing`.
-    reply: Option<ReplyTo>,
+    done: Done,
+    /// The reader is receiving into `landing`.
+    receiving: bool,
+    /// It was given up, and will be told so whatever comes.
+    given_up: Option<Trouble>,
     since: Instant,
     frames_heard: u64,
 }
@@ -153,6 +160,7 @@ impl Connection {
             incarnation,
             handles: Handles::default(),
             stream,
+            runtime: Handle::current(),
             mapped: Mutex::default(),
             ring: OnceCell::new(),
             table: Mutex::new(table),
@@ -161,7 +169,16 @@ impl Connection {
             ended: watch::Sender::new(false),
             doubted,
         });
-        tokio::spawn(connection.clone().run(receiver));
+        let running = tokio::spawn(connection.clone().run(receiver));
+        let watched = connection.clone();
+        tokio::spawn(async move {
+            if running.await.is_err() {
+                // A fault in this library, reported by the panic itself. Nothing receives or sends any more.
+                let doubtful = watched.finish_undoubted("a transfer on it ended badly");
+                watched.sever(doubtful).await;
+                watched.ended.send_replace(true);
+            }
+        });
         connection
     }
 
@@ -189,26 +206,19 @@ impl Connection {
     }
 
     /// Sends one request and waits for its reply. Returns only when nothing can touch the memory that it names.
-    pub async fn call(&self, call: Call, stop: &mut Stop) -> Result<Reply, Trouble> {
+    pub async fn call(self: &Arc<Self>, call: Call, stop: &mut Stop) -> Result<Reply, Trouble> {
         let (sender, mut receiver) = oneshot::channel();
-        let number = self.submit(call, sender)?;
-        let failure = match stop.race(&mut receiver).await {
+        // A caller that is gone needs no reply.
+        let number = self.submit(call, Box::new(|reply| drop(sender.send(reply))));
+        match stop.race(&mut receiver).await {
             Ok(reply) => return reply.unwrap_or_else(|_| Err(self.lost())),
-            Err(failure) => Trouble::Stopped(failure),
-        };
-        match self.forget(number) {
-            Forgotten::Free => return Err(failure),
-            Forgotten::InUse => {}
-            Forgotten::InDoubt => match timeout(ANSWER_TIME, &mut receiver).await {
-                Ok(reply) => return reply.unwrap_or(Err(failure)),
-                Err(_) => self.shut(),
-            },
+            Err(failure) => {
+                if let Some(number) = number {
+                    self.give_up(number, failure);
+                }
+            }
         }
-        // Reader or writer have it: either it is done, or it ends with the connection, which is shut down.
-        match receiver.await {
-            Ok(Ok(reply)) => Ok(reply),
-            _ => Err(failure),
-        }
+        receiver.await.unwrap_or_else(|_| Err(self.lost()))
     }
 
     /// Has the node map a region, once for all who need it.
@@ -231,6 +241,10 @@ impl Connection {
             self.call(Call::with_message(header, &message, out), stop).await.map(drop)
         };
         cell.get_or_try_init(map).await.copied()
+    }
+
+    pub fn has_mapped(&self, region: u32) -> bool {
+        self.mapped.lock().get(&region).is_some_and(|cell| cell.initialized())
     }
 
     /// Has the node forget a region that is gone.
@@ -264,25 +278,30 @@ impl Connection {
         self.ring.get_or_try_init(make).await.cloned()
     }
 
-    /// Queues a request; its number.
-    fn submit(&self, call: Call, reply: ReplyTo) -> Result<u64, Trouble> {
+    /// Queues a request; its number, or None if it has ended already.
+    pub fn submit(&self, call: Call, done: Done) -> Option<u64> {
         let Call { header, ext, sums, out, held } = call;
         let sums = if sums.is_empty() { sums_of(&header, &out) } else { sums };
         let landing = if let Outgoing::Landing(memory) = &out { Some(memory.clone()) } else { None };
         let mut frame = Frame { header, ext, sums };
+        let since = Instant::now();
         let mut table = self.table.lock();
-        if let Some(end) = &table.end {
-            return Err(Trouble::Lost(end.clone()));
+        if let Some(end) = table.end.clone() {
+            drop(table);
+            done(Err(Trouble::Lost(end)));
+            return None;
         }
         let number = table.next();
         frame.header.request = number;
         let (asked, frames_heard) = (frame.header, table.frames_heard);
-        let since = Instant::now();
+        let (receiving, given_up) = (false, None);
         table.pending.push_back(Some(Pending {
             asked,
             landing,
             held,
-            reply: Some(reply),
+            done,
+            receiving,
+            given_up,
             since,
             frames_heard,
         }));
@@ -292,37 +311,42 @@ impl Connection {
         if first {
             self.queued.notify_one();
         }
-        Ok(number)
+        Some(number)
     }
 
-    /// Gives a request up.
-    fn forget(&self, number: u64) -> Forgotten {
+    /// Gives a request up: it ends as `failure` as soon as nothing touches its memory any more, or with its reply if that is
+    /// being received.
+    pub fn give_up(self: &Arc<Self>, number: u64, failure: Failure) {
         let mut table = self.table.lock();
         let sending = table.sending.clone();
-        let Some(Some(pending)) = table.pending(number) else { return Forgotten::InUse };
+        let Some(Some(pending)) = table.pending(number) else { return };
         if number >= sending.end {
             // It was never sent: nobody but us has heard of it.
-            table.remove(number);
             let index = table.outbox.iter().position(|queued| queued.frame.header.request == number);
             index.and_then(|index| table.outbox.remove(index));
-            return Forgotten::Free;
+            return finish(table, number, failure);
         }
         let write = pending.asked.opcode == Opcode::Write as u8;
-        if pending.reply.is_none() || (write && sending.contains(&number)) {
+        let (heard, since) = (pending.frames_heard, pending.since);
+        pending.given_up = Some(Trouble::Stopped(failure.clone()));
+        if pending.receiving || (write && sending.contains(&number)) {
+            // Its memory is in use here, until the connection's end.
             drop(table);
-            self.shut();
-            return Forgotten::InUse;
+            return self.shut();
         }
         if pending.held.is_in_doubt(&pending.asked) {
-            return Forgotten::InDoubt;
-        }
-        let (heard, since) = (pending.frames_heard, pending.since);
-        // Slots stay where they are until the node has answered.
-        if !matches!(pending.held, Held::Slots { .. }) {
-            table.remove(number);
+            // The node may be at its memory. Mostly it answers soon.
+            drop(table);
+            let connection = self.clone();
+            self.runtime.spawn(async move {
+                tokio::time::sleep(ANSWER_TIME).await;
+                if connection.is_pending(number) {
+                    connection.shut();
+                }
+            });
+            return;
         }
         let silent = heard == table.frames_heard && since.elapsed() >= SILENCE_MAX;
-        drop(table);
         if write {
             // The node may still apply it. The slot sends no write before a newer HELLO has fenced this connection.
             self.doubted.fetch_max(self.generation, Ordering::SeqCst);
@@ -330,7 +354,11 @@ impl Connection {
         if write || silent {
             self.shut();
         }
-        Forgotten::Free
+        finish(table, number, failure);
+    }
+
+    fn is_pending(&self, number: u64) -> bool {
+        matches!(self.table.lock().pending(number), Some(Some(_)))
     }
 
     fn lost(&self) -> Trouble {
@@ -349,18 +377,48 @@ impl Connection {
             }
         };
         self.shut();
+        let doubtful = self.finish_undoubted(&error.message);
+        // A node that has closed its end moves nothing any more.
+        if doubtful.is_empty() || timeout(END_TIME, receiver.drain()).await.is_ok() {
+            doubtful.into_iter().for_each(|pending| pending.finish());
+        } else {
+            self.sever(doubtful).await;
+        }
+        self.ended.send_replace(true);
+    }
+
+    /// Ends all requests but those whose memory the node may still be writing to. Nothing is sent or received any more.
+    fn finish_undoubted(&self, why: &str) -> Vec<Pending> {
         let pending = {
             let mut table = self.table.lock();
             // Whatever was malformed, a caller can only know that the connection broke with its request under way.
-            table.end = Some(Failure::new(Code::Disconnected, error.message));
+            table.end = Some(Failure::new(Code::Disconnected, why));
             table.outbox.clear();
             std::mem::take(&mut table.pending)
         };
-        if pending.iter().flatten().any(|pending| pending.asked.opcode == Opcode::Write as u8) {
+        let mut pending: Vec<Pending> = pending.into_iter().flatten().collect();
+        if pending.iter().any(|pending| pending.asked.opcode == Opcode::Write as u8) {
             self.doubted.fetch_max(self.generation, Ordering::SeqCst);
         }
-        release(pending.into_iter().flatten(), &mut receiver).await;
-        self.ended.send_replace(true);
+        for pending in &mut pending {
+            pending.given_up.get_or_insert_with(|| Trouble::Lost(Failure::new(Code::Disconnected, why)));
+        }
+        let (doubtful, others): (Vec<_>, Vec<_>) =
+            pending.into_iter().partition(|pending| pending.held.is_in_doubt(&pending.asked));
+        others.into_iter().for_each(Pending::finish);
+        doubtful
+    }
+
+    /// Takes memory away from a node that does not say whether it still writes there.
+    async fn sever(&self, doubtful: Vec<Pending>) {
+        for pending in doubtful {
+            while let Err(error) = pending.held.sever() {
+                // The system has no mapping left for us. The node may end meanwhile, or somebody give mappings back.
+                tracing::error!(%error, "memory under a transfer of a node that does not answer can't be severed");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            pending.finish();
+        }
     }
 
     /// Sends what is in the outbox, and what comes into it. Returns why that can't go on.
@@ -424,7 +482,7 @@ impl Connection {
             return Err(bad_reply(format!("a payload of {} bytes where none fits", header.length)).into());
         }
         let taken = self.take(&header)?;
-        let Some((landing, asked_raw, reply)) = taken else {
+        let Some((landing, asked_raw)) = taken else {
             // The late reply to a request that was given up.
             if data {
                 receiver.discard(u64::from(header.length)).await?;
@@ -447,16 +505,15 @@ impl Connection {
         if header.code() != Code::Ok {
             result = Err(frame.failure());
         }
-        let removed = self.table.lock().remove(header.request);
-        let held = removed.map_or(Held::Nothing, |pending| pending.held);
-        // A caller that is gone needs no reply.
-        let _ = reply.send(result.map(|()| Reply { frame, json, _held: held }).map_err(Trouble::Refused));
+        let Some(pending) = self.table.lock().remove(header.request) else { return Ok(()) };
+        let reply = result.map(|()| Reply { frame, json, _held: pending.held });
+        (pending.done)(reply.map_err(Trouble::Refused));
         Ok(())
     }
 
-    /// Checks a reply against what was asked and takes memory and reply slot; None if nobody waits any more. The entry stays in
-    /// the table, so that whoever gives the request up sees that the reader is at it.
-    fn take(&self, header: &Header) -> Result<Option<(Option<Memory>, bool, ReplyTo)>, Failure> {
+    /// Checks a reply against what was asked, and takes the memory for its data; None if nobody waits any more. The entry stays
+    /// in the table, so that whoever gives the request up sees that the reader is at it.
+    fn take(&self, header: &Header) -> Result<Option<(Option<Memory>, bool)>, Failure> {
         let mut table = self.table.lock();
         table.frames_heard += 1;
         if !header.is_response() || header.incarnation != self.incarnation {
@@ -467,36 +524,31 @@ impl Connection {
         }
         let Some(Some(pending)) = table.pending(header.request) else { return Ok(None) };
         check_reply(&pending.asked, header)?;
-        let reply = pending.reply.take().expect("one reader takes each reply once");
-        Ok(Some((pending.landing.take(), pending.asked.is_raw(), reply)))
+        pending.receiving = true;
+        Ok(Some((pending.landing.take(), pending.asked.is_raw())))
     }
 }
 
-enum Forgotten {
-    /// Nothing touches its memory any more.
-    Free,
-    /// Its memory is in use here; it completes soon, or ends with the connection, which is shut down.
-    InUse,
-    /// The node may be at its memory.
-    InDoubt,
+impl Pending {
+    /// Ends it as what it was given up for.
+    fn finish(self) {
+        let failure = self.given_up.expect("set by whoever gave it up");
+        (self.done)(Err(failure));
+    }
 }
 
-/// Lets requests end that a connection has left behind, once no node can touch their memory any more: it has closed its end, or
-/// the memory was taken from it.
-async fn release(pending: impl Iterator<Item = Pending>, receiver: &mut Receiver) {
-    let (doubtful, others): (Vec<_>, Vec<_>) =
-        pending.partition(|pending| pending.held.is_in_doubt(&pending.asked));
-    drop(others);
-    if doubtful.is_empty() || timeout(END_TIME, receiver.drain()).await.is_ok() {
-        return;
-    }
-    for pending in doubtful {
-        if let Err(error) = pending.held.sever() {
-            // The system has no mapping left for us. Nothing but the node's end can free this memory.
-            tracing::error!(%error, "memory under a transfer of a node that does not answer can't be severed");
-            receiver.drain().await;
-        }
-    }
+/// Ends a request whose memory nothing touches any more.
+fn finish(mut table: MutexGuard<'_, Table>, number: u64, failure: Failure) {
+    let Some(Some(pending)) = table.pending(number) else { return };
+    let sent = pending.given_up.is_some();
+    let done = if sent && matches!(pending.held, Held::Slots { .. }) {
+        // Slots stay where they are until the node has answered; their user does not wait for that.
+        std::mem::replace(&mut pending.done, Box::new(|_| ()))
+    } else {
+        table.remove(number).expect("just seen").done
+    };
+    drop(table);
+    done(Err(Trouble::Stopped(failure)));
 }
 
 impl Call {

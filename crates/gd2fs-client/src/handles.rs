@@ -1,6 +1,7 @@
 //! What a connection has opened: one OPEN per capability and column, however many requests need it at once.
 
 use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +24,24 @@ pub(crate) type Handle = Arc<OnceCell<u32>>;
 
 #[derive(Default)]
 pub(crate) struct Handles {
-    cells: Mutex<HashMap<(Arc<str>, u32), Handle>>,
+    cells: Mutex<HashMap<Key, Handle>>,
+}
+
+/// A layout's own capability, told from others by its place: comparing hundreds of characters for each request is dear.
+struct Key(Arc<str>, u32);
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Key) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) && self.1 == other.1
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (Arc::as_ptr(&self.0).addr(), self.1).hash(state);
+    }
 }
 
 impl Connection {
@@ -40,16 +58,24 @@ impl Connection {
         Ok((*handle, cell))
     }
 
+    /// The same if it is open already.
+    pub fn open_handle(&self, capability: &Arc<str>, column: u32) -> Option<(u32, Handle)> {
+        let cell = self.handles.cells.lock().get(&Key(capability.clone(), column)).cloned()?;
+        cell.get().copied().map(|handle| (handle, cell))
+    }
+
     fn handle_cell(self: &Arc<Self>, capability: &Arc<str>, column: u32) -> Result<Handle, Trouble> {
-        let key = (capability.clone(), column);
+        let key = Key(capability.clone(), column);
         let mut cells = self.handles.cells.lock();
         if let Some(cell) = cells.get(&key) {
             return Ok(cell.clone());
         }
         if cells.len() >= HANDLES_MAX {
             // Any one that nobody holds will do: with so many, none is clearly the coldest.
-            let idle =
-                cells.iter().find(|(_, cell)| Arc::strong_count(cell) == 1).map(|(key, _)| key.clone());
+            let idle = cells
+                .iter()
+                .find(|(_, cell)| Arc::strong_count(cell) == 1)
+                .map(|(Key(capability, column), _)| Key(capability.clone(), *column));
             let Some(idle) = idle else {
                 let why = format!("{HANDLES_MAX} files are in use at once on one connection");
                 return Err(Trouble::Refused(Failure::new(Code::Overloaded, why)));
@@ -63,7 +89,12 @@ impl Connection {
     }
 
     /// Always asks the node: its reply says how long the column is now.
-    pub async fn open(&self, capability: &str, column: u32, stop: &mut Stop) -> Result<OpenReply, Trouble> {
+    pub async fn open(
+        self: &Arc<Self>,
+        capability: &str,
+        column: u32,
+        stop: &mut Stop,
+    ) -> Result<OpenReply, Trouble> {
         let open = Open { column, capability: capability.into() };
         let ext = serde_json::to_vec(&open).expect("plain data serialises");
         if ext.len() > usize::from(u16::MAX) {

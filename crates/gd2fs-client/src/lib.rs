@@ -2,6 +2,7 @@
 //!
 //! Nothing here knows Python; the Python module, and later the C library and FUSE, are faces of it.
 
+mod alone;
 mod client;
 mod completion;
 mod connection;
@@ -16,6 +17,7 @@ mod one_sided;
 mod part;
 mod region;
 mod request;
+mod requests;
 mod staging;
 mod stats;
 mod stop;
@@ -23,11 +25,12 @@ mod trouble;
 
 pub use gd2fs_transport::{Memory, Slice};
 
-pub use client::{Client, Options, REQUESTS_MAX, Ticket};
+pub use client::{Client, File, Options, Ticket};
 pub use completion::{Completion, Completions};
 pub use dial::Transport;
 pub use layout::{Column, Layout, PART_BYTES_MAX, Part, Replica};
 pub use node_link::{Answer, NodeLink};
 pub use region::Region;
 pub use request::Direction;
+pub use requests::REQUESTS_MAX;
 pub use stats::Stats;

@@ -58,8 +58,9 @@ struct Slot {
 }
 
 /// A slot chosen for a transfer, and the bytes it counts there.
-pub(crate) struct Lane<'a> {
-    slot: &'a Slot,
+pub(crate) struct Lane {
+    link: Arc<Link>,
+    slot: usize,
     bytes: usize,
 }
 
@@ -92,9 +93,17 @@ impl Link {
 
     /// Waits until `bytes` more may be under way to this node.
     pub async fn admit(&self, bytes: u64, stop: &mut Stop) -> Result<OwnedSemaphorePermit, Failure> {
-        let units = bytes.div_ceil(UNIT_BYTES).clamp(1, WINDOW_BYTES / UNIT_BYTES) as u32;
-        let permit = stop.race(self.window.clone().acquire_many_owned(units)).await?;
+        let permit = stop.race(self.window.clone().acquire_many_owned(units(bytes))).await?;
         Ok(permit.expect("the window is never closed"))
+    }
+
+    /// The same if nothing has to be waited for.
+    pub fn try_admit(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        self.window.clone().try_acquire_many_owned(units(bytes)).ok()
+    }
+
+    pub fn is_settled(&self) -> bool {
+        !self.slots.iter().any(Slot::is_in_doubt)
     }
 
     /// Sees to it that no write of an ended connection can still be applied, before another write is sent: every slot that
@@ -107,18 +116,15 @@ impl Link {
     }
 
     /// The slot with the fewest bytes under way.
-    pub fn lane(&self, bytes: usize) -> Lane<'_> {
-        let slot = self
-            .slots
-            .iter()
-            .min_by_key(|slot| (slot.is_shunned(), slot.outstanding.load(Ordering::Relaxed), slot.number))
+    pub fn lane(self: &Arc<Self>, bytes: usize) -> Lane {
+        let slot = (0..self.slots.len())
+            .min_by_key(|index| {
+                let slot = &self.slots[*index];
+                (slot.is_shunned(), slot.outstanding.load(Ordering::Relaxed), *index)
+            })
             .expect("a link has at least one slot");
-        slot.outstanding.fetch_add(bytes, Ordering::Relaxed);
-        Lane { slot, bytes }
-    }
-
-    pub async fn connection(&self, lane: &Lane<'_>, stop: &mut Stop) -> Result<Arc<Connection>, Trouble> {
-        self.connect(lane.slot, stop).await
+        self.slots[slot].outstanding.fetch_add(bytes, Ordering::Relaxed);
+        Lane { link: self.clone(), slot, bytes }
     }
 
     /// Has the node forget a region that is gone, on every connection.
@@ -169,6 +175,10 @@ impl Link {
     }
 }
 
+fn units(bytes: u64) -> u32 {
+    bytes.div_ceil(UNIT_BYTES).clamp(1, WINDOW_BYTES / UNIT_BYTES) as u32
+}
+
 impl Slot {
     fn new(number: u32, nic: Option<IpAddr>) -> Slot {
         Slot {
@@ -197,9 +207,21 @@ impl Slot {
     }
 }
 
-impl Drop for Lane<'_> {
+impl Lane {
+    /// The connection of its slot, made if there is none.
+    pub async fn connection(&self, stop: &mut Stop) -> Result<Arc<Connection>, Trouble> {
+        self.link.connect(&self.link.slots[self.slot], stop).await
+    }
+
+    /// The connection of its slot if there is one.
+    pub fn usable(&self) -> Option<Arc<Connection>> {
+        self.link.slots[self.slot].usable()
+    }
+}
+
+impl Drop for Lane {
     fn drop(&mut self) {
-        self.slot.outstanding.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.link.slots[self.slot].outstanding.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -227,6 +249,10 @@ impl Links {
         let link = Arc::new(make());
         links.insert(name.into(), link.clone());
         Ok(link)
+    }
+
+    pub fn find(&self, name: &str) -> Option<Arc<Link>> {
+        self.links.lock().get(name).cloned()
     }
 
     pub fn unmap(&self, region: u32) {

@@ -95,9 +95,14 @@ impl NodeLink {
     }
 }
 
-async fn exchange(link: &Link, opcode: Opcode, out: &Outgoing, stop: &mut Stop) -> Result<Answer, Trouble> {
+async fn exchange(
+    link: &Arc<Link>,
+    opcode: Opcode,
+    out: &Outgoing,
+    stop: &mut Stop,
+) -> Result<Answer, Trouble> {
     let lane = link.lane(0);
-    let connection = link.connection(&lane, stop).await?;
+    let connection = lane.connection(stop).await?;
     let mut header = Header::request(opcode, 0);
     header.deadline_ms = deadline_ms(stop);
     let reply = connection.call(Call::new(header, out.clone()), stop).await?;

@@ -78,7 +78,7 @@ async fn map(connection: &Arc<Connection>, direct: &Direct, stop: &mut Stop) -> 
 }
 
 async fn read(
-    connection: &Connection,
+    connection: &Arc<Connection>,
     header: Header,
     slots: Slots,
     memory: &Memory,
@@ -103,7 +103,7 @@ async fn read(
 }
 
 async fn write(
-    connection: &Connection,
+    connection: &Arc<Connection>,
     header: Header,
     slots: Slots,
     memory: &Memory,

@@ -10,7 +10,7 @@ use gd2fs_wire::header::{FLAG_RAW, Header, Opcode};
 use crate::connection::{Call, Outgoing};
 use crate::dial::CONNECT_TIMEOUT;
 use crate::handles::deadline_ms;
-use crate::layout::{Layout, Part};
+use crate::layout::{Layout, Part, Replica};
 use crate::layouts::LayoutCell;
 use crate::one_sided;
 use crate::request::{Direction, Shared};
@@ -122,6 +122,31 @@ fn random_fraction() -> f64 {
     RandomState::new().hash_one(0) as f64 / (u64::MAX as f64 + 1.0)
 }
 
+/// What asks for a part, but for the time that it may take.
+pub(crate) fn header_for(
+    shared: &Shared,
+    layout: &Layout,
+    direction: Direction,
+    part: Part,
+    handle: u32,
+    replica: &Replica,
+) -> Header {
+    let opcode = match direction {
+        Direction::Read => Opcode::Read,
+        Direction::Write => Opcode::Write,
+    };
+    Header {
+        opcode: opcode as u8,
+        handle,
+        epoch: layout.columns[part.column].epoch,
+        incarnation: replica.incarnation,
+        offset: part.offset,
+        length: part.length as u32,
+        flags: if shared.verify { 0 } else { FLAG_RAW },
+        ..Header::default()
+    }
+}
+
 async fn attempt(
     shared: &Arc<Shared>,
     layout: &Layout,
@@ -142,22 +167,10 @@ async fn attempt(
         link.settle(stop).await?;
     }
     let lane = link.lane(part.length as usize);
-    let connection = link.connection(&lane, stop).await?;
+    let connection = lane.connection(stop).await?;
     let (handle, _open) = connection.handle(&layout.capability, part.column as u32, stop).await?;
-    let mut header = Header {
-        handle,
-        epoch: column.epoch,
-        incarnation: replica.incarnation,
-        offset: part.offset,
-        length: part.length as u32,
-        flags: if shared.verify { 0 } else { FLAG_RAW },
-        deadline_ms: deadline_ms(stop),
-        ..Header::default()
-    };
-    header.opcode = match direction {
-        Direction::Read => Opcode::Read,
-        Direction::Write => Opcode::Write,
-    } as u8;
+    let mut header = header_for(shared, layout, direction, part, handle, replica);
+    header.deadline_ms = deadline_ms(stop);
     let moved = if connection.is_local() {
         one_sided::transfer(shared, &connection, header, direction, memory, stop).await
     } else {

@@ -15,7 +15,8 @@ use crate::layouts::{LayoutCell, Layouts};
 use crate::link::{Link, Links, Ways};
 use crate::part::transfer;
 use crate::region::Regions;
-use crate::stats::Stats;
+use crate::requests::Requests;
+use crate::stats::{Stats, add};
 use crate::stop::{Stop, Stopper};
 
 /// A budget counts in these units; a small part costs one, which also bounds the number of parts under way.
@@ -52,7 +53,7 @@ pub(crate) struct Request {
 }
 
 /// What a part holds from before its first try to after its last.
-struct Admitted {
+pub(crate) struct Admitted {
     _window: OwnedSemaphorePermit,
     _budget: OwnedSemaphorePermit,
 }
@@ -78,6 +79,17 @@ impl Shared {
         Ok(link)
     }
 
+    /// A part's share of the bytes that may be under way, if nothing has to be waited for.
+    pub fn try_admit(&self, link: &Link, bytes: u64) -> Option<Admitted> {
+        let window = link.try_admit(bytes)?;
+        let budget = self.budget.clone().try_acquire_many_owned(self.units(bytes)).ok()?;
+        Some(Admitted { _window: window, _budget: budget })
+    }
+
+    fn units(&self, bytes: u64) -> u32 {
+        bytes.div_ceil(BUDGET_UNIT_BYTES).clamp(1, self.budget_units) as u32
+    }
+
     /// The highest acknowledged end of each column, asked anew.
     pub async fn column_ends(&self, layout: &Layout, stop: &mut Stop) -> Result<Vec<u64>, Failure> {
         let mut ends = Vec::with_capacity(layout.columns.len());
@@ -85,7 +97,7 @@ impl Shared {
             let link = self.link(&column.replicas[0])?;
             let lane = link.lane(0);
             let asked = async {
-                let connection = link.connection(&lane, stop).await?;
+                let connection = lane.connection(stop).await?;
                 let reply = connection.open(&layout.capability, index as u32, stop).await?;
                 tokio::spawn(connection.close(reply.handle));
                 Ok(reply)
@@ -105,7 +117,16 @@ impl Shared {
 }
 
 impl Request {
-    pub async fn run(self, shared: Arc<Shared>) -> Result<u64, Failure> {
+    /// Runs it and hands its result over.
+    pub async fn run_to_end(self, number: u64, shared: Arc<Shared>, requests: Arc<Requests>) {
+        let result = self.run(shared.clone()).await;
+        if result.is_err() {
+            add(&shared.stats.failures, 1);
+        }
+        requests.end(number, result);
+    }
+
+    async fn run(self, shared: Arc<Shared>) -> Result<u64, Failure> {
         let layout = self.cell.current(self.direction);
         let parts: Vec<Part> = layout.parts(self.offset, self.memory.len() as u64).collect();
         let mut moved = self.transfer_all(&shared, &layout, &parts).await?;
@@ -213,7 +234,7 @@ impl Request {
         let link = shared.link(&layout.columns[part.column].replicas[0])?;
         let mut stop = self.stopper.stop();
         let window = link.admit(part.length, &mut stop).await?;
-        let units = part.length.div_ceil(BUDGET_UNIT_BYTES).clamp(1, shared.budget_units) as u32;
+        let units = shared.units(part.length);
         let budget = stop.race(shared.budget.clone().acquire_many_owned(units)).await?;
         Ok(Admitted { _window: window, _budget: budget.expect("the budget is never closed") })
     }

@@ -1,50 +1,102 @@
 //! When a transfer has to end: its deadline, or somebody who no longer wants it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use gd2fs_wire::code::{Code, Failure};
-use tokio::sync::watch;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::connection::Connection;
+
 /// Ends every `Stop` that was made from it.
-pub struct Stopper {
-    wanted: watch::Sender<bool>,
+pub(crate) struct Stopper {
+    cancelled: AtomicBool,
+    changed: Notify,
     deadline: Instant,
+    /// Where a request is that no task looks after: its connection, and its number there.
+    alone: Mutex<Option<(Arc<Connection>, u64)>>,
 }
 
 /// Every await of a transfer races with one of these.
 #[derive(Clone)]
-pub struct Stop {
-    unwanted: watch::Receiver<bool>,
-    deadline: Instant,
-}
+pub(crate) struct Stop(Arc<Stopper>);
 
 impl Stopper {
-    pub fn new(timeout: Duration) -> Stopper {
-        Stopper { wanted: watch::Sender::new(false), deadline: Instant::now() + timeout }
+    pub fn new(timeout: Duration) -> Arc<Stopper> {
+        Arc::new(Stopper {
+            cancelled: AtomicBool::new(false),
+            changed: Notify::new(),
+            deadline: Instant::now() + timeout,
+            alone: Mutex::default(),
+        })
     }
 
-    pub fn stop(&self) -> Stop {
-        Stop { unwanted: self.wanted.subscribe(), deadline: self.deadline }
+    pub fn stop(self: &Arc<Self>) -> Stop {
+        Stop(self.clone())
     }
 
     pub fn cancel(&self) {
-        self.wanted.send_replace(true);
+        self.cancelled.store(true, Ordering::SeqCst);
+        self.changed.notify_waiters();
+        self.give_up();
+    }
+
+    /// Ends a request that no task looks after, if its time is over.
+    pub fn expire(&self, now: Instant) {
+        if now >= self.deadline {
+            self.give_up();
+        }
+    }
+
+    /// The request runs by itself from here on; whoever stops it gives it up there.
+    pub fn leave_alone(&self, connection: Arc<Connection>, number: u64) {
+        *self.alone.lock() = Some((connection, number));
+        if self.cancelled.load(Ordering::SeqCst) {
+            self.give_up();
+        }
+    }
+
+    /// Why it has to end, if it has to.
+    pub fn ended(&self) -> Option<Failure> {
+        if self.cancelled.load(Ordering::SeqCst) {
+            return Some(Failure::new(Code::Cancelled, "cancelled by the caller"));
+        }
+        (Instant::now() >= self.deadline).then(|| Failure::new(Code::Timeout, "its time is over"))
+    }
+
+    pub fn remaining(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    fn give_up(&self) {
+        let alone = self.alone.lock().take();
+        if let (Some((connection, number)), Some(failure)) = (alone, self.ended()) {
+            connection.give_up(number, failure);
+        }
     }
 }
 
 impl Stop {
     /// Resolves with TIMEOUT or CANCELLED; never earlier.
     pub async fn wait(&mut self) -> Failure {
-        tokio::select! {
-            // A dropped Stopper means that nobody waits for the result any more.
-            _ = self.unwanted.wait_for(|unwanted| *unwanted) => Failure::new(Code::Cancelled, "cancelled by the caller"),
-            () = tokio::time::sleep_until(self.deadline) => Failure::new(Code::Timeout, "its time is over"),
+        let changed = self.0.changed.notified();
+        tokio::pin!(changed);
+        // Registered before the look, so that no cancellation in between is missed.
+        changed.as_mut().enable();
+        if self.0.ended().is_none() {
+            tokio::select! {
+                () = changed => {}
+                () = tokio::time::sleep_until(self.0.deadline) => {}
+            }
         }
+        self.0.ended().unwrap_or_else(|| Failure::new(Code::Cancelled, "cancelled by the caller"))
     }
 
     pub fn remaining(&self) -> Duration {
-        self.deadline.saturating_duration_since(Instant::now())
+        self.0.remaining()
     }
 
     /// Runs `work` until it is done or the transfer has to end; `work` is then dropped.

@@ -1,4 +1,5 @@
-//! READ and WRITE of 4 MiB over loopback, by one and by four connections, with a node in this process.
+//! READ and WRITE of 4 MiB over loopback, by one and by four connections, with a node in this process: first 1 GiB that the
+//! node has never held, then the same ranges over and over.
 //!
 //! The peers here only move bytes: writes are summed beforehand and reads are not verified, so the figures are those of the
 //! node and of the kernel's loopback. `cargo run --release --example throughput -p gd2fs-node`
@@ -16,7 +17,8 @@ use gd2fs_wire::messages::{Hello, Open};
 use gd2fs_wire::{Capability, Code, Keys, Opcode, sums};
 
 const UNIT: u32 = 4 << 20;
-const UNITS: u64 = 64;
+/// 1 GiB, by all connections together.
+const UNITS: u64 = 256;
 const TIME: Duration = Duration::from_secs(2);
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -52,7 +54,7 @@ impl Peer {
             ranges: vec![],
             grant: 0,
             columns: vec![(1, 1)],
-            nodes: vec![vec!["bench".into()]],
+            nodes: vec![vec!["n1".into()]],
             expiry: u64::MAX,
             bearer: false,
         });
@@ -81,20 +83,20 @@ impl Peer {
         Header { handle: self.handle, epoch: 1, offset, length: UNIT, ..Header::request(opcode, unit + 3) }
     }
 
-    /// Bytes moved in `TIME`.
-    fn run(&mut self, opcode: Opcode) -> Outcome<u64> {
+    /// Bytes moved: once through `units`, or as often as `TIME` allows.
+    fn run(&mut self, opcode: Opcode, units: u64, once: bool) -> Outcome<u64> {
         let data: Vec<u8> = (0..UNIT).map(|i| (i ^ (i >> 8)) as u8).collect();
         let summed = sums::piece_sums(0, &data);
-        let (begun, mut units) = (Instant::now(), 0);
-        while begun.elapsed() < TIME {
-            let header = self.unit(opcode, units % UNITS);
+        let (begun, mut moved) = (Instant::now(), 0);
+        while if once { moved < units } else { begun.elapsed() < TIME } {
+            let header = self.unit(opcode, moved % units);
             match opcode {
                 Opcode::Write => self.ask(Frame { header, ext: vec![], sums: summed.clone() }, &data)?,
                 _ => self.ask(Frame::new(header), &[])?,
             };
-            units += 1;
+            moved += 1;
         }
-        Ok(units * u64::from(UNIT))
+        Ok(moved * u64::from(UNIT))
     }
 }
 
@@ -117,15 +119,19 @@ fn main() -> Outcome<()> {
         let mut peers = (0..connections)
             .map(|i| Peer::connect(&address, connections * 100 + i))
             .collect::<Outcome<Vec<_>>>()?;
-        for (name, opcode) in
-            [("write new and over", Opcode::Write), ("write over", Opcode::Write), ("read", Opcode::Read)]
-        {
+        for (name, opcode, once) in [
+            ("write new", Opcode::Write, true),
+            ("write over", Opcode::Write, false),
+            ("read", Opcode::Read, false),
+        ] {
+            let begun = Instant::now();
+            let units = UNITS / connections as u64;
             let moved: u64 = std::thread::scope(|scope| {
                 let running: Vec<_> =
-                    peers.iter_mut().map(|peer| scope.spawn(move || peer.run(opcode))).collect();
+                    peers.iter_mut().map(|peer| scope.spawn(move || peer.run(opcode, units, once))).collect();
                 running.into_iter().map(|thread| thread.join().expect("no panic")).sum::<Outcome<u64>>()
             })?;
-            let rate = moved as f64 / TIME.as_secs_f64() / 1e9;
+            let rate = moved as f64 / begun.elapsed().as_secs_f64() / 1e9;
             println!("{connections} connection(s), {name}: {rate:.2} GB/s");
         }
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use gd2fs_store::Store;
@@ -12,7 +12,7 @@ use gd2fs_transport::shm::Mappings;
 use gd2fs_wire::Keys;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::config::Config;
@@ -39,7 +39,9 @@ pub struct Shared {
     /// Memory of the open handles of all connections.
     pub handle_bytes: Arc<AtomicUsize>,
     /// Requests between their header and the end of their reply.
-    running: watch::Sender<usize>,
+    running: AtomicUsize,
+    /// A request has ended, during a shutdown.
+    ended: Notify,
     connections: Arc<Semaphore>,
 }
 
@@ -57,20 +59,23 @@ impl Shared {
             fences: Arc::default(),
             mappings: Arc::default(),
             handle_bytes: Arc::default(),
-            running: watch::channel(0).0,
+            running: AtomicUsize::new(0),
+            ended: Notify::new(),
             connections,
         }
     }
 
     pub fn begin_request(&self) -> Running<'_> {
-        self.running.send_modify(|count| *count += 1);
+        self.running.fetch_add(1, SeqCst);
         Running(self)
     }
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.0.running.send_modify(|count| *count -= 1);
+        if self.0.running.fetch_sub(1, SeqCst) == 1 {
+            self.0.ended.notify_waiters();
+        }
     }
 }
 
@@ -162,11 +167,17 @@ impl Drop for Counted<'_> {
 
 /// Until nothing runs any more, or the grace is over; the grace may be shortened meanwhile.
 async fn drain(shared: &Shared, mut shutdown: watch::Receiver<Option<Instant>>) {
-    let mut running = shared.running.subscribe();
     loop {
+        let ended = shared.ended.notified();
+        tokio::pin!(ended);
+        // Registered before the look, so that no end in between is missed.
+        ended.as_mut().enable();
+        if shared.running.load(SeqCst) == 0 {
+            return;
+        }
         let deadline = (*shutdown.borrow_and_update()).expect("only called in a shutdown");
         tokio::select! {
-            _ = running.wait_for(|count| *count == 0) => return,
+            () = ended => {}
             () = tokio::time::sleep_until(deadline.into()) => return,
             Ok(()) = shutdown.changed() => {}
         }

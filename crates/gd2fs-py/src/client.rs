@@ -21,6 +21,10 @@ const SLICE: Duration = Duration::from_millis(50);
 /// Longer than any transfer should take; keeps instants from overflowing.
 const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
+/// A file by its layout.
+#[pyclass(frozen, module = "gd2fs._native")]
+pub struct File(pub gd2fs_client::File);
+
 #[pyclass(frozen, module = "gd2fs._native")]
 pub struct Client {
     client: gd2fs_client::Client,
@@ -93,9 +97,13 @@ impl Client {
         wait(py, &inside, self.live(py)?.control(method, path, body, timeout))
     }
 
+    fn file(&self, py: Python<'_>, layout: &str) -> PyResult<File> {
+        self.live(py)?.file(layout).map(File).map_err(|failure| raise::failure(py, &failure))
+    }
+
     fn submit_read(
         &self,
-        layout: &str,
+        file: &File,
         offset: u64,
         buffers: &Bound<'_, PyList>,
         timeout_ms: i64,
@@ -103,7 +111,7 @@ impl Client {
         self.submit(
             buffers.py(),
             Direction::Read,
-            layout,
+            file,
             offset,
             buffers::hold(buffers, Direction::Read)?,
             timeout_ms,
@@ -112,7 +120,7 @@ impl Client {
 
     fn submit_write(
         &self,
-        layout: &str,
+        file: &File,
         offset: u64,
         buffers: &Bound<'_, PyList>,
         timeout_ms: i64,
@@ -120,17 +128,17 @@ impl Client {
         self.submit(
             buffers.py(),
             Direction::Write,
-            layout,
+            file,
             offset,
             buffers::hold(buffers, Direction::Write)?,
             timeout_ms,
         )
     }
 
-    #[pyo3(signature = (layout, offset, addresses, lengths, timeout_ms, iomem = None))]
+    #[pyo3(signature = (file, offset, addresses, lengths, timeout_ms, iomem = None))]
     fn submit_read_at(
         &self,
-        layout: &str,
+        file: &File,
         offset: u64,
         addresses: &Bound<'_, PyAny>,
         lengths: &Bound<'_, PyAny>,
@@ -138,13 +146,13 @@ impl Client {
         iomem: Option<&Bound<'_, IOMEM>>,
     ) -> PyResult<u64> {
         let held = buffers::fragments(addresses, lengths, iomem)?;
-        self.submit(addresses.py(), Direction::Read, layout, offset, held, timeout_ms)
+        self.submit(addresses.py(), Direction::Read, file, offset, held, timeout_ms)
     }
 
-    #[pyo3(signature = (layout, offset, addresses, lengths, timeout_ms, iomem = None))]
+    #[pyo3(signature = (file, offset, addresses, lengths, timeout_ms, iomem = None))]
     fn submit_write_at(
         &self,
-        layout: &str,
+        file: &File,
         offset: u64,
         addresses: &Bound<'_, PyAny>,
         lengths: &Bound<'_, PyAny>,
@@ -152,7 +160,7 @@ impl Client {
         iomem: Option<&Bound<'_, IOMEM>>,
     ) -> PyResult<u64> {
         let held = buffers::fragments(addresses, lengths, iomem)?;
-        self.submit(addresses.py(), Direction::Write, layout, offset, held, timeout_ms)
+        self.submit(addresses.py(), Direction::Write, file, offset, held, timeout_ms)
     }
 
     fn alloc(&self, py: Python<'_>, length: usize) -> PyResult<IOMEM> {
@@ -217,10 +225,16 @@ impl Client {
         }
     }
 
-    fn lengths(&self, py: Python<'_>, layouts: Vec<String>, timeout_ms: i64) -> PyResult<Vec<Option<u64>>> {
+    fn lengths(
+        &self,
+        py: Python<'_>,
+        files: Vec<PyRef<'_, File>>,
+        timeout_ms: i64,
+    ) -> PyResult<Vec<Option<u64>>> {
         let inside = exit::enter(py);
         let timeout = timeout(py, timeout_ms)?;
-        wait(py, &inside, self.live(py)?.lengths(&layouts, timeout))
+        let files: Vec<gd2fs_client::File> = files.iter().map(|file| file.0.clone()).collect();
+        wait(py, &inside, self.live(py)?.lengths(&files, timeout))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -257,7 +271,7 @@ impl Client {
         &self,
         py: Python<'_>,
         direction: Direction,
-        layout: &str,
+        file: &File,
         offset: u64,
         held: buffers::Held,
         timeout_ms: i64,
@@ -268,7 +282,7 @@ impl Client {
         // Locked before the request exists, so that its completion can't be handed over before its buffers are noted.
         let mut table = self.held.lock();
         // SAFETY: the buffers are held until `hand_over`; for raw addresses that is the caller's promise.
-        let request = unsafe { client.submit(direction, layout, offset, held.memory, timeout) };
+        let request = unsafe { client.submit(direction, &file.0, offset, held.memory, timeout) };
         if let Ok(request) = request {
             table.insert(request, held.keepers);
         }

@@ -63,7 +63,10 @@ impl IOMEM {
             }
         }
         let closed = || {
-            raise::failure(py, &Failure::new(Code::BadRequest, "iomem: it is closed; allocate or register anew"))
+            raise::failure(
+                py,
+                &Failure::new(Code::BadRequest, "iomem: it is closed; allocate or register anew"),
+            )
         };
         if self.closed.load(Acquire) {
             return Err(closed());
@@ -119,15 +122,18 @@ impl IOMEM {
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let iomem = slf.get();
         if !matches!(iomem.backing, Backing::Region(_)) {
-            return Err(PyBufferError::new_err("this IOMEM is of foreign memory: use the buffer that it was made of"));
+            return Err(PyBufferError::new_err(
+                "this IOMEM is of foreign memory: use the buffer that it was made of",
+            ));
         }
         if iomem.closed.load(Acquire) {
             return Err(PyBufferError::new_err("this IOMEM is closed"));
         }
         let length = ffi::Py_ssize_t::try_from(iomem.length).expect("memory is under isize::MAX");
         // SAFETY: the view is the interpreter's; the memory is mapped as long as this object lives, which the view holds.
-        let result =
-            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), iomem.address as *mut c_void, length, 0, flags) };
+        let result = unsafe {
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), iomem.address as *mut c_void, length, 0, flags)
+        };
         if result == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 }

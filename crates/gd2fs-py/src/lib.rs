@@ -20,6 +20,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add("WIRE_VERSION", gd2fs_wire::header::VERSION)?;
     module.add_class::<client::Client>()?;
+    module.add_class::<client::File>()?;
     module.add_class::<iomem::IOMEM>()?;
     module.add_class::<node::Node>()?;
     module.add_class::<node_link::NodeLink>()?;

@@ -11,6 +11,8 @@ use gd2fs_wire::{Code, Failure};
 
 use crate::arena::Arena;
 use crate::frame::Frame;
+use crate::grains::{Grains, RunGrains};
+use crate::read::Learned;
 use crate::runs::{Run, Runs};
 
 /// Runs that every chunk may have: 12 KiB of them.
@@ -21,6 +23,8 @@ const BYTES_PER_RUN_MIN: usize = 4096;
 pub(crate) struct Chunk {
     frame: Frame,
     runs: Runs,
+    /// Of runs that were read in parts.
+    grains: Grains,
     /// Ranges of `frame` that unpublished writes receive into. One for each connection in the middle of a write at most.
     held: Vec<(u32, u32)>,
     /// From here on `frame` may hold bytes that were valid before a truncation and that a reader may still be sending.
@@ -30,7 +34,13 @@ pub(crate) struct Chunk {
 impl Chunk {
     /// A chunk around a frame in which nothing is valid yet.
     pub fn new(frame: Frame) -> Chunk {
-        Chunk { frame, runs: Runs::default(), held: Vec::new(), tainted_from: u32::MAX }
+        Chunk {
+            frame,
+            runs: Runs::default(),
+            grains: Grains::default(),
+            held: Vec::new(),
+            tainted_from: u32::MAX,
+        }
     }
 
     pub fn runs(&self) -> &Runs {
@@ -39,6 +49,25 @@ impl Chunk {
 
     pub fn frame(&self) -> &Frame {
         &self.frame
+    }
+
+    /// The runs that hold `[start, end)`, with the grains of those of which only a part is wanted.
+    pub fn covering(&self, start: u32, end: u32) -> Option<Vec<(Run, Option<RunGrains>)>> {
+        let part = |run: &Run| run.start < start || run.end > end;
+        let runs = self.runs.covering(start, end)?.iter();
+        Some(runs.map(|run| (*run, part(run).then(|| self.grains.of(run)).flatten())).collect())
+    }
+
+    /// Keeps what a reader of `frame` has found out, unless its run has changed meanwhile.
+    pub fn learn(&mut self, frame: &Frame, learned: Learned) {
+        if !self.frame.is(frame) {
+            return;
+        }
+        for (run, grains) in learned {
+            if self.runs.covering(run.start, run.end) == Some(&[run]) {
+                self.grains.remember(run, grains);
+            }
+        }
     }
 
     /// Nothing is valid, and nobody is about to change that: the chunk may go.
@@ -115,6 +144,7 @@ impl Chunk {
                 self.move_to(target, start, end);
             }
         }
+        self.grains.forget(start, end);
         let frame = self.frame.clone();
         // SAFETY: what stays valid beside the range is written by nobody.
         self.runs.replace(start, end, sums, |from, to| crc32c(unsafe { frame.bytes(from, to) }));
@@ -164,6 +194,7 @@ impl Chunk {
         if !self.frame.is_exclusive() {
             self.tainted_from = self.tainted_from.min(end);
         }
+        self.grains.forget(end, u32::MAX);
         let frame = self.frame.clone();
         // SAFETY: valid bytes are written by nobody.
         self.runs.truncate(end, |from, to| crc32c(unsafe { frame.bytes(from, to) }));

@@ -174,13 +174,23 @@ impl Column {
             place.end = place.start + available;
         }
         let chunk = state.chunks.get(&place.chunk);
-        let covering = chunk.and_then(|chunk| chunk.runs().covering(place.start, place.end));
-        let (Some(chunk), Some(runs)) = (chunk, covering) else {
+        let covering = chunk.and_then(|chunk| chunk.covering(place.start, place.end));
+        let (Some(chunk), Some(mut runs)) = (chunk, covering) else {
             return Err(self.missing(&state, offset, offset + u64::from(place.end - place.start)));
         };
-        let (frame, runs) = (chunk.frame().clone(), summed.then(|| runs.to_vec()));
+        let frame = chunk.frame().clone();
         drop(state);
-        ReadView::new(frame, place.start, place.end, runs.as_deref()).map_err(|f| self.explain(f))
+        if !summed {
+            runs.clear();
+        }
+        let (view, learned) =
+            ReadView::new(frame.clone(), place.start, place.end, &runs).map_err(|f| self.explain(f))?;
+        if !learned.is_empty()
+            && let Some(chunk) = self.state.lock().chunks.get_mut(&place.chunk)
+        {
+            chunk.learn(&frame, learned);
+        }
+        Ok(view)
     }
 
     /// Makes everything below `item.length` final, after checking that it is there. Idempotent; a seal never sinks.

@@ -12,6 +12,7 @@ mod data_dir;
 mod epochs;
 mod frame;
 mod geometry;
+mod grains;
 mod read;
 mod runs;
 mod store;

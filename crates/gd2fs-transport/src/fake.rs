@@ -1,13 +1,16 @@
-//! A stream in memory that fails on purpose: what the contract of streams is tested against.
+//! A stream and a client's memory that fail on purpose: what the contracts of both families are tested against.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
+use gd2fs_wire::sums::piece_sums;
+use gd2fs_wire::{Code, Failure};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::memory::Slice;
+use crate::memory::{Memory, Slice};
+use crate::one_sided::{Moved, Remote, Segment};
 use crate::stream::Stream;
 
 /// As a small socket buffer.
@@ -149,5 +152,94 @@ async fn wait(changed: &Notify, done: impl Fn() -> bool) {
             return;
         }
         notified.await;
+    }
+}
+
+/// A client's memory without a client.
+pub struct RemoteMemory {
+    regions: Vec<Mutex<Vec<u8>>>,
+    damage_at: Mutex<Option<usize>>,
+}
+
+/// `RemoteMemory` as a node holds it.
+pub struct Shared(pub Arc<RemoteMemory>);
+
+impl RemoteMemory {
+    /// Zeros.
+    pub fn new(count: usize, bytes: usize) -> RemoteMemory {
+        RemoteMemory {
+            regions: (0..count).map(|_| Mutex::new(vec![0; bytes])).collect(),
+            damage_at: Mutex::default(),
+        }
+    }
+
+    pub fn bytes(&self, region: u32, start: usize, length: usize) -> Vec<u8> {
+        self.regions[region as usize].lock()[start..start + length].to_vec()
+    }
+
+    pub fn set(&self, region: u32, start: usize, bytes: &[u8]) {
+        self.regions[region as usize].lock()[start..start + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// The next move turns a bit of its byte at `position`.
+    pub fn damage_next(&self, position: usize) {
+        *self.damage_at.lock() = Some(position);
+    }
+
+    /// Where the segment lies; refused if that is nowhere.
+    fn place(&self, segment: &Segment) -> Result<(usize, std::ops::Range<usize>), Failure> {
+        let refuse =
+            |why: &str| Failure::new(Code::BadRequest, format!("region {}: {why}", segment.region()));
+        let region = segment.region() as usize;
+        let length = self.regions.get(region).ok_or_else(|| refuse("not registered"))?.lock().len() as u64;
+        let end = segment.offset().checked_add(u64::from(segment.length()));
+        match end {
+            Some(end) if end <= length => Ok((region, segment.offset() as usize..end as usize)),
+            _ => Err(refuse("the segment lies outside")),
+        }
+    }
+
+    fn damaged(&self, mut bytes: Vec<u8>) -> Vec<u8> {
+        if let Some(position) = self.damage_at.lock().take() {
+            bytes[position] ^= 1;
+        }
+        bytes
+    }
+}
+
+impl Remote for Shared {
+    unsafe fn put<'a>(&'a self, offset: u64, from: &'a Memory, to: &'a [Segment], summed: bool) -> Moved<'a> {
+        Box::pin(async move {
+            let places = to.iter().map(|segment| self.0.place(segment)).collect::<Result<Vec<_>, _>>()?;
+            // SAFETY: the caller's promise.
+            let bytes = from.slices().iter().flat_map(|slice| unsafe { slice.bytes() }.to_vec()).collect();
+            let bytes = self.0.damaged(bytes);
+            let mut rest = bytes.as_slice();
+            for (region, range) in places {
+                let (now, later) = rest.split_at(range.len());
+                self.0.regions[region].lock()[range].copy_from_slice(now);
+                rest = later;
+            }
+            Ok(if summed { piece_sums(offset, &bytes) } else { Vec::new() })
+        })
+    }
+
+    unsafe fn get<'a>(&'a self, offset: u64, from: &'a [Segment], into: &'a Memory) -> Moved<'a> {
+        Box::pin(async move {
+            let mut bytes = Vec::new();
+            for segment in from {
+                let (region, range) = self.0.place(segment)?;
+                bytes.extend_from_slice(&self.0.regions[region].lock()[range]);
+            }
+            let bytes = self.0.damaged(bytes);
+            let mut rest = bytes.as_slice();
+            for slice in into.slices() {
+                let (now, later) = rest.split_at(slice.len());
+                // SAFETY: the caller's promise.
+                unsafe { slice.fill_from(now) };
+                rest = later;
+            }
+            Ok(piece_sums(offset, &bytes))
+        })
     }
 }

@@ -92,7 +92,8 @@ class Completions:
 
     def __init__(self, native: _native.Client) -> None:
         self._native = native
-        self._descriptor = native.fileno()
+        # Asked for when a loop waits: until then no completion costs a system call for it.
+        self._descriptor = -1
         # Reentrant, since a finaliser may cancel a request while the lock is held.
         self._changed = threading.Condition(threading.RLock())
         self._waiting: dict[int, Request] = {}
@@ -212,6 +213,7 @@ class Completions:
         with self._changed:
             count = self._watched.get(loop, 0)
             if not count:
+                self._descriptor = self._native.fileno()
                 loop.add_reader(self._descriptor, self._on_readable)
             self._watched[loop] = count + 1
 

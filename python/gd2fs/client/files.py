@@ -46,7 +46,7 @@ class File:
     ) -> None:
         self._native = native
         self._completions = completions
-        self._layout = json.dumps(layout)
+        self._native_file = native.file(json.dumps(layout))
         self._timeout_s = timeout_s
         self.path: str = layout.get("path") or f"file {layout.get('file')}"
 
@@ -58,7 +58,7 @@ class File:
         """
         objects, limit = as_list(buffers), self._limit(timeout_s)
         return self._completions.submit(
-            lambda: self._native.submit_read(self._layout, position(offset), objects, limit)
+            lambda: self._native.submit_read(self._native_file, position(offset), objects, limit)
         )
 
     def submit_write(self, offset: int, buffers: Any, *, timeout_s: float | None = None) -> Request:
@@ -66,7 +66,7 @@ class File:
         request is done."""
         objects, limit = as_list(buffers), self._limit(timeout_s)
         return self._completions.submit(
-            lambda: self._native.submit_write(self._layout, position(offset), objects, limit)
+            lambda: self._native.submit_write(self._native_file, position(offset), objects, limit)
         )
 
     def submit_read_at(
@@ -87,7 +87,7 @@ class File:
         limit = self._limit(timeout_s)
         return self._completions.submit(
             lambda: self._native.submit_read_at(
-                self._layout, position(offset), addresses, lengths, limit, iomem
+                self._native_file, position(offset), addresses, lengths, limit, iomem
             )
         )
 
@@ -104,7 +104,7 @@ class File:
         limit = self._limit(timeout_s)
         return self._completions.submit(
             lambda: self._native.submit_write_at(
-                self._layout, position(offset), addresses, lengths, limit, iomem
+                self._native_file, position(offset), addresses, lengths, limit, iomem
             )
         )
 
@@ -127,7 +127,7 @@ class File:
     def length(self, *, timeout_s: float | None = None) -> int | None:
         """The highest acknowledged end in bytes, as the nodes say; None if one can't be reached or has lost
         the file."""
-        return self._native.lengths([self._layout], self._limit(timeout_s))[0]
+        return self._native.lengths([self._native_file], self._limit(timeout_s))[0]
 
     def _limit(self, timeout_s: float | None) -> int:
         return milliseconds(self._timeout_s if timeout_s is None else timeout_s)

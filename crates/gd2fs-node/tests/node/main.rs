@@ -6,6 +6,7 @@ mod fencing;
 mod hello;
 mod hostile;
 mod lifecycle;
+mod mutated;
 mod peer;
 mod vectors;
 

@@ -202,3 +202,25 @@ fn scattered_bytes_cannot_take_more_memory_than_they_pay_for() {
     assert_eq!(read(&column, 0, 3).unwrap(), b"xyx");
     write(&column, 0, refused * 2, b"x").expect("and makes room");
 }
+
+#[test]
+fn what_a_small_read_learned_is_no_excuse_for_damage_since() {
+    let bench = Bench::new(64 << 20);
+    let column = bench.open(0);
+    let bytes = pattern(65536, 3);
+    write(&column, 0, 0, &bytes).unwrap();
+    let part = |start: usize, end: usize| read(&column, start as u64, (end - start) as u32);
+    for (start, end) in [(4096, 8192), (4096, 8192), (5000, 5001), (100, 40_000), (32_767, 32_769)] {
+        assert_eq!(part(start, end).unwrap(), bytes[start..end]);
+    }
+    column.flip_bit(13_000);
+    assert_eq!(part(4096, 8192).unwrap(), bytes[4096..8192], "other grains are as good as before");
+    // The node sends a grain by its sum, and the reader's check finds the damage; of a part of it the node does.
+    assert_eq!(code(part(12_288, 16_384)), Code::Checksum);
+    assert_eq!(code(part(12_300, 12_301)), Code::Corrupt);
+    write(&column, 0, 12_288, &bytes[12_288..16_384]).unwrap_err();
+    write(&column, 0, 0, &bytes[..32_768]).unwrap();
+    for (start, end) in [(12_288, 16_384), (12_999, 13_001), (1, 65_535)] {
+        assert_eq!(part(start, end).unwrap(), bytes[start..end]);
+    }
+}

@@ -1,0 +1,244 @@
+//! Conversations that are right but for one thing: a field, a byte, an end that comes too early.
+
+use std::io::Write;
+use std::sync::Once;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use gd2fs_transport::Frame;
+use gd2fs_wire::capability::Right;
+use gd2fs_wire::header::{HEADER_BYTES, Header};
+use gd2fs_wire::messages::Open;
+use gd2fs_wire::{Code, Opcode, sums};
+use proptest::prelude::*;
+
+use super::*;
+
+/// What a good peer of another file wrote; nothing that others send may change it.
+const KEPT: usize = 100_000;
+/// Where the numbers of a header's fields lie: first byte and size. The sum over the header is made anew.
+const FIELDS: [(usize, usize); 17] = [
+    (0, 4),
+    (4, 1),
+    (5, 1),
+    (6, 2),
+    (8, 8),
+    (16, 4),
+    (20, 4),
+    (24, 8),
+    (32, 4),
+    (36, 4),
+    (40, 4),
+    (44, 4),
+    (48, 4),
+    (52, 4),
+    (56, 2),
+    (58, 1),
+    (59, 1),
+];
+
+#[derive(Clone, Debug)]
+enum Step {
+    Open { column: u32, rights: bool },
+    Read { handle: u32, offset: u64, length: u32 },
+    Write { handle: u32, offset: u64, length: usize },
+    Close { handle: u32 },
+    Ping,
+    Control { opcode: Opcode, json: String },
+}
+
+#[derive(Clone, Debug)]
+enum Spoil {
+    /// A field of the header of one frame; the frame is intact otherwise.
+    Field {
+        frame: usize,
+        field: usize,
+        value: u64,
+    },
+    /// A byte of the whole conversation.
+    Flip {
+        at: usize,
+        mask: u8,
+    },
+    /// The conversation ends there.
+    Cut {
+        at: usize,
+    },
+    /// A frame is sent again, as it was.
+    Again {
+        frame: usize,
+    },
+    /// Bytes between two frames.
+    Insert {
+        frame: usize,
+        bytes: Vec<u8>,
+    },
+    Nothing,
+}
+
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![0u64..6, any::<u64>(), (0u32..64).prop_map(|bits| u64::MAX >> bits)]
+}
+
+fn offset() -> impl Strategy<Value = u64> {
+    prop_oneof![0u64..100_000, Just(u64::from(UNIT) - 1), any::<u64>()]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let json = prop_oneof![
+        Just(r#"{"items": []}"#.to_owned()),
+        Just(format!(r#"{{"items": [{{"file": "{FILE}", "column": 0}}]}}"#)),
+        "[ -~]{0,60}",
+    ];
+    let control = prop_oneof![Just(Opcode::Seal), Just(Opcode::Delete), Just(Opcode::Stat)];
+    prop_oneof![
+        2 => (0u32..3, any::<bool>()).prop_map(|(column, rights)| Step::Open { column, rights }),
+        3 => (0u32..4, offset(), 0u32..70_000)
+            .prop_map(|(handle, offset, length)| Step::Read { handle, offset, length }),
+        3 => (0u32..4, offset(), 0usize..70_000)
+            .prop_map(|(handle, offset, length)| Step::Write { handle, offset, length }),
+        1 => (0u32..4).prop_map(|handle| Step::Close { handle }),
+        1 => Just(Step::Ping),
+        1 => (control, json).prop_map(|(opcode, json)| Step::Control { opcode, json }),
+    ]
+}
+
+fn spoil() -> impl Strategy<Value = Spoil> {
+    prop_oneof![
+        4 => (any::<usize>(), 0..FIELDS.len(), number())
+            .prop_map(|(frame, field, value)| Spoil::Field { frame, field, value }),
+        2 => (any::<usize>(), 1u8..).prop_map(|(at, mask)| Spoil::Flip { at, mask }),
+        2 => any::<usize>().prop_map(|at| Spoil::Cut { at }),
+        1 => any::<usize>().prop_map(|frame| Spoil::Again { frame }),
+        1 => (any::<usize>(), proptest::collection::vec(any::<u8>(), 1..200))
+            .prop_map(|(frame, bytes)| Spoil::Insert { frame, bytes }),
+        1 => Just(Spoil::Nothing),
+    ]
+}
+
+fn encode(step: &Step, request: u64) -> Vec<u8> {
+    let header = |opcode| Header { epoch: 1, deadline_ms: 500, ..Header::request(opcode, request) };
+    match step {
+        Step::Open { column, rights } => {
+            let mut capability = capability();
+            if !rights {
+                capability.rights = vec![Right::Read];
+            }
+            let open = Open { column: *column, capability: keys().sign(&capability) };
+            Peer::bytes(Frame::with_message(header(Opcode::Open), &open).unwrap(), &[])
+        }
+        Step::Read { handle, offset, length } => {
+            let length = (*length).min(u32::try_from(u64::MAX - offset).unwrap_or(u32::MAX));
+            Peer::bytes(
+                Frame::new(Header { handle: *handle, offset: *offset, length, ..header(Opcode::Read) }),
+                &[],
+            )
+        }
+        Step::Write { handle, offset, length } => {
+            let length = (*length).min(usize::try_from(u64::MAX - offset).unwrap_or(usize::MAX));
+            let payload = pattern(length, 3);
+            let header = header(Opcode::Write);
+            let header = Header { handle: *handle, offset: *offset, length: length as u32, ..header };
+            let sums = sums::piece_sums(*offset, &payload);
+            Peer::bytes(Frame { header, ext: vec![], sums }, &payload)
+        }
+        Step::Close { handle } => {
+            Peer::bytes(Frame::new(Header { handle: *handle, ..header(Opcode::Close) }), &[])
+        }
+        Step::Ping => Peer::bytes(Frame::new(header(Opcode::Ping)), &[]),
+        Step::Control { opcode, json } => {
+            let header = Header { length: json.len() as u32, ..header(*opcode) };
+            Peer::bytes(Frame::new(header), json.as_bytes())
+        }
+    }
+}
+
+/// The bytes of a conversation behind HELLO, spoilt.
+fn conversation(steps: &[Step], spoil: &Spoil) -> Vec<u8> {
+    let mut frames: Vec<Vec<u8>> =
+        steps.iter().enumerate().map(|(index, step)| encode(step, 2 + index as u64)).collect();
+    let count = frames.len();
+    match spoil {
+        Spoil::Field { frame, field, value } => {
+            let bytes = &mut frames[frame % count];
+            let (start, size) = FIELDS[*field];
+            bytes[start..start + size].copy_from_slice(&value.to_le_bytes()[..size]);
+            let sum = sums::crc32c(&bytes[..HEADER_BYTES - 4]).to_le_bytes();
+            bytes[HEADER_BYTES - 4..HEADER_BYTES].copy_from_slice(&sum);
+        }
+        Spoil::Again { frame } => {
+            let again = frames[frame % count].clone();
+            frames.insert(frame % count, again);
+        }
+        Spoil::Insert { frame, bytes } => frames.insert(frame % count, bytes.clone()),
+        Spoil::Flip { .. } | Spoil::Cut { .. } | Spoil::Nothing => {}
+    }
+    let mut all = frames.concat();
+    match spoil {
+        Spoil::Flip { at, mask } => {
+            let at = at % all.len();
+            all[at] ^= mask;
+        }
+        Spoil::Cut { at } => all.truncate(at % all.len()),
+        _ => {}
+    }
+    all
+}
+
+/// Another file, of the same tenant.
+fn kept_file() -> Capability {
+    Capability { file: "f".repeat(32), ..capability() }
+}
+
+/// Panics of the node's own threads so far. A connection that ends by one looks like any other from outside.
+fn node_panics() -> usize {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if std::thread::current().name() == Some("gd2fs-node") {
+                COUNT.fetch_add(1, Ordering::SeqCst);
+            }
+            usual(info);
+        }));
+    });
+    COUNT.load(Ordering::SeqCst)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn what_a_peer_gets_wrong_harms_nobody_else(
+        steps in proptest::collection::vec(step(), 1..8), spoil in spoil(), role in any::<bool>(),
+    ) {
+        let panics = node_panics();
+        let bench = Bench::start();
+        let mut good = bench.peer();
+        let kept = good.open(&kept_file());
+        let bytes = pattern(KEPT, 9);
+        prop_assert_eq!(good.write(kept, 5, &bytes).code(), Code::Ok);
+        let role = if role { Role::Client } else { Role::Control };
+        let mut bad = Peer::greeted(&bench.node, &hello("t", role));
+        // The first frame is most often an OPEN, so that what follows has something to work on.
+        let mut steps = steps;
+        steps.insert(0, Step::Open { column: 0, rights: true });
+        // The node may have closed the connection before it was all sent.
+        let _ = bad.stream.write_all(&conversation(&steps, &spoil));
+        let _ = bad.stream.shutdown(std::net::Shutdown::Write);
+        // Every reply has a right sum; the end comes within the deadline of a request, or `try_answer` fails by its patience.
+        let begun = Instant::now();
+        while bad.try_answer().is_ok() {}
+        prop_assert!(begun.elapsed() < Duration::from_secs(5), "the connection hung for {:?}", begun.elapsed());
+        let back = good.read(kept, 5, KEPT as u32);
+        prop_assert_eq!(back.code(), Code::Ok);
+        prop_assert_eq!(&back.payload, &bytes, "another file was changed");
+        prop_assert_eq!(bench.peer().ping().code(), Code::Ok);
+        drop(bad);
+        while bench.stats()["connections"] != 1 {
+            prop_assert!(begun.elapsed() < Duration::from_secs(5), "the connection is still held");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        prop_assert_eq!(node_panics(), panics, "a thread of the node panicked");
+    }
+}

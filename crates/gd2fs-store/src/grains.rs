@@ -1,0 +1,110 @@
+//! Sums of 4 KiB parts of runs, remembered when a reader of a part needed them.
+//!
+//! A run has one sum, so a part of it can be trusted only after all of it was verified: eight times the bytes of a 4 KiB read.
+//! What that verification learns about the other parts is kept, and the next small read of the run verifies what it sends.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gd2fs_wire::sums::{PIECE_BYTES, combine};
+use gd2fs_wire::{Failure, sums};
+
+use crate::chunk::verify;
+use crate::frame::Frame;
+use crate::runs::Run;
+
+/// The smallest block of a KV cache that anybody moves alone, and a page.
+const GRAIN: u32 = 4096;
+
+/// The sums of a run's bytes between 4 KiB offsets of its chunk.
+pub(crate) type RunGrains = Arc<[u32]>;
+
+/// By the start of the run; 100 bytes for 32 KiB of data at most.
+#[derive(Default)]
+pub(crate) struct Grains(BTreeMap<u32, (Run, RunGrains)>);
+
+impl Grains {
+    pub fn of(&self, run: &Run) -> Option<RunGrains> {
+        self.0.get(&run.start).filter(|(known, _)| known == run).map(|(_, grains)| grains.clone())
+    }
+
+    pub fn remember(&mut self, run: Run, grains: RunGrains) {
+        self.0.insert(run.start, (run, grains));
+    }
+
+    /// Forgets every run that a change of `[start, end)` may have changed or joined to another.
+    pub fn forget(&mut self, start: u32, end: u32) {
+        if self.0.is_empty() {
+            return;
+        }
+        let piece = PIECE_BYTES as u32;
+        let (from, to) = (start / piece * piece, end.div_ceil(piece).saturating_mul(piece));
+        let mut beyond = self.0.split_off(&from);
+        let mut after = beyond.split_off(&to);
+        self.0.append(&mut after);
+    }
+}
+
+/// The sum of `[from, to)`, a part of `run`, after it was verified; and the run's grains if they were not known.
+pub(crate) fn part_sum(
+    frame: &Frame,
+    run: &Run,
+    known: Option<&RunGrains>,
+    (from, to): (u32, u32),
+) -> Result<(u32, Option<RunGrains>), Failure> {
+    let mut part = Sum::default();
+    let mut whole = Sum::default();
+    let mut learned = Vec::new();
+    let mut at = run.start;
+    for index in 0.. {
+        if at >= run.end {
+            break;
+        }
+        let end = ((at / GRAIN + 1) * GRAIN).min(run.end);
+        let inside = (from.clamp(at, end), to.clamp(at, end));
+        match known {
+            // All of it is wanted, or nothing: its bytes need not be looked at, and the reader verifies the sum.
+            Some(known) if inside == (at, end) => part.append(known[index], end - at),
+            Some(_) if inside.0 >= inside.1 => {}
+            _ => {
+                let cut = |start: u32, end: u32| {
+                    // SAFETY: valid bytes, which nobody writes.
+                    Sum { crc: sums::crc32c(unsafe { frame.bytes(start, end) }), length: end - start }
+                };
+                let wanted = cut(inside.0, inside.1);
+                let mut grain = cut(at, inside.0);
+                grain.append(wanted.crc, wanted.length);
+                let behind = cut(inside.1, end);
+                grain.append(behind.crc, behind.length);
+                if let Some(known) = known {
+                    verify(&Run { start: at, end, crc: known[index] }, grain.crc)?;
+                }
+                whole.append(grain.crc, end - at);
+                learned.push(grain.crc);
+                part.append(wanted.crc, wanted.length);
+            }
+        }
+        at = end;
+    }
+    if known.is_some() {
+        return Ok((part.crc, None));
+    }
+    verify(run, whole.crc)?;
+    Ok((part.crc, Some(learned.into())))
+}
+
+/// A sum that grows; of no bytes at first.
+#[derive(Default)]
+struct Sum {
+    crc: u32,
+    length: u32,
+}
+
+impl Sum {
+    fn append(&mut self, crc: u32, length: u32) {
+        if length > 0 {
+            self.crc = if self.length == 0 { crc } else { combine(self.crc, crc, u64::from(length)) };
+            self.length += length;
+        }
+    }
+}
