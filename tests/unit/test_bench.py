@@ -108,7 +108,7 @@ def test_the_chart_has_a_line_for_each_kind_and_is_well_formed() -> None:
     texts = [text.text for text in ElementTree.fromstring(chart(result)).iter() if text.tag.endswith("text")]
     for label in ("memcpy, all cores", "raw TCP sockets", "GD2FS over TCP", "Redis, redis-py", "1 GiB"):
         assert label in texts
-    assert "655 MB" not in texts
+    assert "625 MiB" not in texts
 
 
 def test_tables_name_what_did_not_run(capsys: pytest.CaptureFixture[str]) -> None:

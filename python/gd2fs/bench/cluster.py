@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from gd2fs import _native
 from gd2fs.bench.buffers import SHIFT_BYTES, Buffer, slots
 from gd2fs.bench.cases import FRAGMENT_BYTES, MIB, Case, Memory, Transport, outstanding, requests
 from gd2fs.bench.samples import Contender, Sample, timed
-from gd2fs.cli.processes import Processes
+from gd2fs.cli.processes import POLL_S, Processes
 from gd2fs.cli.up import READY_S, start_control, start_node
 from gd2fs.client.connect import connect
 
@@ -44,6 +45,7 @@ class Cluster:
             self.node_pid = int(processes.wait_ready(node, READY_S)["pid"])
             self._users: dict[tuple[Transport, int, bool], User] = {}
             writer = self.user("tcp", 1, True)
+            writer.wait_for_node()
             for path in (READ_PATH, WRITE_PATH):
                 writer.fill(path)
         except BaseException:
@@ -81,6 +83,14 @@ class User:
         self._cluster, self._client = cluster, client
         self._layouts: dict[str, str] = {}
         self._library: Buffer | None = None
+
+    def wait_for_node(self) -> None:
+        """Until control knows where the node listens, which its first report says. Raises TimeoutError."""
+        deadline = time.monotonic() + READY_S
+        while not any(node["state"] == "alive" for node in self._client.control("GET", "/v1/nodes")["nodes"]):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the node did not report to control within {READY_S:g} s")
+            time.sleep(POLL_S)
 
     def probe(self) -> None:
         """Reads a little. Raises an error of GD2FS where the transport can't be used."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +36,8 @@ from gd2fs.bench.cases import (
 )
 from gd2fs.bench.ceilings import RawSockets
 from gd2fs.bench.cluster import Cluster
+from gd2fs.bench.peers import PeerUnavailable, mooncake, nixl
+from gd2fs.bench.peers.pair import Pair
 from gd2fs.bench.ratios import usual
 from gd2fs.bench.redis import Redis
 from gd2fs.bench.redis_server import RedisUnavailable, version
@@ -51,6 +52,8 @@ ROUNDS, FULL_ROUNDS = 7, 3
 #: Memory that a run needs for each byte of its span: two buffers, that of two shm clients, the raw server's,
 #: the node's three files and a half, up to three loads of Redis.
 MEMORY_PER_SPAN = 12
+#: What Mooncake and NIXL need beside that: a gigabyte in each of their processes, and Mooncake's segment.
+PEERS_BYTES = 5 * GIB
 
 Tell = Callable[[str], None]
 
@@ -93,7 +96,7 @@ def run_io(options: Options, tell: Tell) -> dict[str, Any]:
 
 
 def _require_memory(options: Options) -> None:
-    need = MEMORY_PER_SPAN * span(options.all_sizes)
+    need = MEMORY_PER_SPAN * span(options.all_sizes) + (PEERS_BYTES if options.peers else 0)
     lines = Path("/proc/meminfo").read_text().splitlines()
     there = next(int(line.split()[1]) * KIB for line in lines if line.startswith("MemAvailable"))
     if there < need:
@@ -204,16 +207,15 @@ class _Run:
     def _peers(self, size: int) -> dict[Key, Contender]:
         """Mooncake and NIXL, each in processes and an environment of its own."""
         found: dict[Key, Contender] = {}
-        for name in ("mooncake", "nixl"):
-            module = importlib.import_module(f"gd2fs.bench.peers.{name}")
-            self._tell(f"Starting {name} (the first time it is downloaded)")
+        for kind in (mooncake.Peer, nixl.Peer):
+            self._tell(f"Starting {kind.name} (the first time it is downloaded)")
             try:
-                peer = module.Peer.start(self._directory)
-            except module.PeerUnavailable as error:
-                self._tell(f"{name} is not measured: {error}")
+                peer = kind.start(self._directory)
+            except PeerUnavailable as error:
+                self._tell(f"{kind.name} is not measured: {error}")
                 continue
             self._stack.callback(peer.close)
-            found[Peer(name, "read", size, size)] = _peer_reads(peer, size)
+            found[Peer(kind.name, "read", size, size)] = _peer_reads(peer, size)
         return found
 
     def _best_raw(self) -> dict[str, Any]:
@@ -230,5 +232,5 @@ class _Run:
         return {"gb_per_s": round(rates[streams], 3), **self._raw.settings("read", streams)}
 
 
-def _peer_reads(peer: Any, size: int) -> Contender:
+def _peer_reads(peer: Pair, size: int) -> Contender:
     return lambda: Sample(size, peer.read(size))

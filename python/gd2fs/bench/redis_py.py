@@ -1,8 +1,8 @@
 """redis-py reading, in a process of its own, as a program that uses it is.
 
 Its speed depends on how the C library's allocator has been used before: in a process that has freed big
-blocks the pages of replies are reused, elsewhere each reply's are made anew by the kernel. So every measurement
-is a fresh process. ``python -m gd2fs.bench.redis_py PORT SIZE TOTAL BATCH`` prints the seconds of its GETs.
+blocks the pages of replies are reused, elsewhere each reply's are made anew by the kernel. So every
+measurement is a fresh process. ``python -m gd2fs.bench.redis_py PORT SIZE TOTAL BATCH`` prints the seconds.
 """
 
 from __future__ import annotations
