@@ -13,7 +13,7 @@ use crate::stream::{SLICES_MAX, Stream};
 /// Holds many small frames, so that pipelined 4 KiB requests cost few system calls; payloads beyond it go past it.
 const BUFFER_BYTES: usize = 128 << 10;
 /// Received at once at most: what is summed right behind it must still lie in the core's own cache.
-const RECEIVE_BYTES_MAX: usize = 256 << 10;
+const RECEIVE_BYTES_MAX: usize = 128 << 10;
 
 pub struct Receiver {
     stream: Arc<Stream>,
