@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import time
@@ -199,10 +200,8 @@ def test_a_late_take_of_reused_memory_changes_nothing(client: Client, node: Real
         request = file.submit_write(0, memory, timeout_s=0.2)
         time.sleep(wait_s)
         node.pause()
-        try:
+        with contextlib.suppress(errors.Timeout):
             request.wait()
-        except errors.Timeout:
-            pass
         memory[:] = 3
         node.resume()
         time.sleep(0.2)

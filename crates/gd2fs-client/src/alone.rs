@@ -3,14 +3,13 @@
 
 use std::sync::Arc;
 
-use gd2fs_wire::header::{FLAG_ONE_SIDED, Header};
-
-use crate::connection::{Call, Outgoing};
+use crate::call::{Call, Reply};
 use crate::one_sided::Held;
 use crate::part::header_for;
 use crate::request::{Direction, Request, Shared};
 use crate::requests::Requests;
 use crate::stats::add;
+use crate::trouble::Trouble;
 
 /// Starts `request` if nothing has to be waited for; else gives it back.
 pub(crate) fn start(
@@ -43,46 +42,35 @@ pub(crate) fn start(
         if !direct.ranges.iter().all(|(region, _)| connection.has_mapped(region.number)) {
             return Some(request);
         }
-        header.flags |= FLAG_ONE_SIDED;
-        let ext = gd2fs_transport::one_sided::encode(&direct.segments);
-        Call { header, ext, sums: Vec::new(), out: Outgoing::Nothing, held: Held::Ranges(direct.ranges) }
+        Call::one_sided(header, &direct.segments, Held::Ranges(direct.ranges))
     } else {
-        stream_call(header, &request)
+        Call::streamed(header, request.direction, &request.memory)
     };
     let (stopper, length, local) = (request.stopper.clone(), part.length, connection.is_local());
     let (shared, requests, runtime) = (shared.clone(), requests.clone(), runtime.clone());
-    let done = Box::new(move |result: Result<crate::connection::Reply, crate::trouble::Trouble>| {
+    let done = Box::new(move |result: Result<Reply, Trouble>| {
         drop((admitted, lane, open));
-        match (result, request.stopper.ended()) {
-            (Ok(reply), _) if u64::from(reply.frame.header.length) == length => {
-                let moved = length;
-                add(request.direction.counter(&shared.stats), moved);
-                if local {
-                    add(&shared.stats.bytes_direct, moved);
-                }
-                requests.end_quietly(number, Ok(moved));
+        if let Ok(reply) = &result
+            && u64::from(reply.frame.header.length) == length
+        {
+            add(request.direction.counter(&shared.stats), length);
+            if local {
+                add(&shared.stats.bytes_direct, length);
             }
-            (Err(_), Some(failure)) => requests.end(number, Err(failure)),
-            // Short, refused or lost: what that means, and what may be tried again, the long way knows.
-            (result, _) => {
-                if result.is_err() {
-                    add(&shared.stats.retries, 1);
-                }
-                runtime.spawn(request.run_to_end(number, shared, requests));
-            }
+            return requests.end_quietly(number, Ok(length));
         }
+        if result.is_err() {
+            if let Some(failure) = request.stopper.ended() {
+                return requests.end(number, Err(failure));
+            }
+            add(&shared.stats.retries, 1);
+        }
+        // Short, refused or lost: what that means, and what may be tried again, the long way knows.
+        runtime.spawn(request.run_to_end(number, shared, requests));
     });
     let call_number = connection.submit(call, done);
     if let Some(call_number) = call_number {
         stopper.leave_alone(connection, call_number);
     }
     None
-}
-
-fn stream_call(header: Header, request: &Request) -> Call {
-    let out = match request.direction {
-        Direction::Read => Outgoing::Landing(request.memory.clone()),
-        Direction::Write => Outgoing::Data(request.memory.clone()),
-    };
-    Call::new(header, out)
 }

@@ -16,12 +16,13 @@ use gd2fs_transport::{Batch, Frame, FrameError, Memory, Receiver, Stream};
 use gd2fs_wire::code::{Code, Failure};
 use gd2fs_wire::header::{CONTROL_BYTES_MAX, Header, Opcode};
 use gd2fs_wire::messages::{Map, Unmap};
-use gd2fs_wire::sums::{self, PieceSums};
+use gd2fs_wire::sums::PieceSums;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, OnceCell, oneshot, watch};
 use tokio::time::timeout;
 
+use crate::call::{Call, Outgoing, Reply, bad_reply, check_reply, sums_of, verify};
 use crate::completion::Completions;
 use crate::dial::Dialed;
 use crate::handles::{Handles, deadline_ms};
@@ -56,37 +57,6 @@ pub(crate) struct Connection {
     doubted: Arc<AtomicU64>,
     /// Told when everything that has arrived is completed.
     completions: Option<Arc<Completions>>,
-}
-
-/// One request.
-pub(crate) struct Call {
-    pub header: Header,
-    pub ext: Vec<u8>,
-    /// Of data that the node fetches itself.
-    pub sums: Vec<u32>,
-    pub out: Outgoing,
-    pub held: Held,
-}
-
-/// What goes out after the header.
-#[derive(Clone)]
-pub(crate) enum Outgoing {
-    Nothing,
-    Json(Vec<u8>),
-    /// Straight from the caller's memory.
-    Data(Memory),
-    /// Nothing, but a descriptor beside it.
-    Descriptor(Arc<OwnedFd>),
-    /// Nothing; the reply's data is received into the caller's memory.
-    Landing(Memory),
-}
-
-pub(crate) struct Reply {
-    pub frame: Frame,
-    /// Of operations whose payload is JSON.
-    pub json: Vec<u8>,
-    /// What the node has filled.
-    _held: Held,
 }
 
 /// Called once, when nothing touches the request's memory any more; by whoever finds that out, so it must not wait.
@@ -249,8 +219,8 @@ impl Connection {
 
     /// Has the node forget a region that is gone.
     pub fn unmap(self: &Arc<Self>, region: u32) {
-        let cell = self.mapped.lock().remove(&region);
-        if !cell.is_some_and(|cell| cell.initialized()) {
+        // Also where nobody waited for the answer to MAP: the node may have mapped it all the same.
+        if self.mapped.lock().remove(&region).is_none() {
             return;
         }
         let connection = self.clone();
@@ -266,9 +236,8 @@ impl Connection {
 
     /// Queues a request; its number, or None if it has ended already.
     pub fn submit(&self, call: Call, done: Done) -> Option<u64> {
-        let Call { header, ext, sums, out, held } = call;
+        let Call { header, ext, sums, out, landing, held } = call;
         let sums = if sums.is_empty() { sums_of(&header, &out) } else { sums };
-        let landing = if let Outgoing::Landing(memory) = &out { Some(memory.clone()) } else { None };
         let mut frame = Frame { header, ext, sums };
         let since = Instant::now();
         let mut table = self.table.lock();
@@ -415,7 +384,7 @@ impl Connection {
                     && let Some(Queued { frame, out }) = table.outbox.pop_front()
                 {
                     match out {
-                        Outgoing::Nothing | Outgoing::Landing(_) => batch.push(frame),
+                        Outgoing::Nothing => batch.push(frame),
                         Outgoing::Json(payload) => batch.push_json(frame, &payload),
                         Outgoing::Data(memory) => batch.push_data(frame, memory),
                         Outgoing::Descriptor(_) if !batch.is_empty() => {
@@ -575,67 +544,4 @@ fn finish(mut table: MutexGuard<'_, Table>, number: u64, failure: Failure) {
     };
     drop(table);
     done(Err(Trouble::Stopped(failure)));
-}
-
-impl Call {
-    pub fn new(header: Header, out: Outgoing) -> Call {
-        Call { header, ext: Vec::new(), sums: Vec::new(), out, held: Held::Nothing }
-    }
-
-    /// `message` as the ext; it must be known to fit.
-    pub fn with_message(header: Header, message: &impl serde::Serialize, out: Outgoing) -> Call {
-        let ext = serde_json::to_vec(message).expect("plain data serialises");
-        Call { ext, ..Call::new(header, out) }
-    }
-}
-
-/// A reply must answer what was asked: other bytes must never pass for the wanted ones.
-fn check_reply(asked: &Header, reply: &Header) -> Result<(), Failure> {
-    if asked.opcode != reply.opcode {
-        return Err(bad_reply(format!("opcode {} answers opcode {}", reply.opcode, asked.opcode)));
-    }
-    if reply.code() != Code::Ok {
-        return Ok(());
-    }
-    match reply.opcode() {
-        // Without its sums a reply would pass unverified: only whoever asked for that gets it.
-        Ok(Opcode::Read)
-            if reply.offset != asked.offset
-                || reply.length > asked.length
-                || (reply.is_raw(), reply.is_one_sided()) != (asked.is_raw(), asked.is_one_sided()) =>
-        {
-            Err(bad_reply(format!(
-                "[{}, +{}) answers a READ of [{}, +{})",
-                reply.offset, reply.length, asked.offset, asked.length
-            )))
-        }
-        Ok(Opcode::Write) if reply.length != asked.length => {
-            Err(bad_reply(format!("{} bytes written of {}", reply.length, asked.length)))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn bad_reply(why: String) -> Failure {
-    Failure::new(Code::BadFrame, format!("the node sent a reply that makes no sense: {why}"))
-}
-
-pub(crate) fn verify(frame: &Frame, actual: &[u32]) -> Result<(), Failure> {
-    match actual.iter().zip(&frame.sums).position(|(actual, sum)| actual != sum) {
-        None => Ok(()),
-        Some(piece) => Err(Failure::new(
-            Code::Checksum,
-            format!("piece {piece} sums to {:#010x}, not {:#010x}", actual[piece], frame.sums[piece]),
-        )),
-    }
-}
-
-fn sums_of(header: &Header, out: &Outgoing) -> Vec<u32> {
-    match out {
-        Outgoing::Data(memory) if !header.is_raw() => {
-            // SAFETY: the memory is the caller's until its request completes; nobody writes it meanwhile by its promise.
-            unsafe { memory.sums(sums::piece_lengths(header.offset, memory.len() as u64)) }
-        }
-        _ => Vec::new(),
-    }
 }

@@ -11,7 +11,8 @@ use gd2fs_wire::messages::{Open, OpenReply};
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
-use crate::connection::{Call, Connection, Outgoing};
+use crate::call::{Call, Outgoing};
+use crate::connection::Connection;
 use crate::stop::{Stop, Stopper};
 use crate::trouble::Trouble;
 

@@ -3,6 +3,7 @@
 //! Nothing here knows Python; the Python module, and later the C library and FUSE, are faces of it.
 
 mod alone;
+mod call;
 mod client;
 mod completion;
 mod connection;

@@ -10,8 +10,8 @@ use gd2fs_wire::header::{CONTROL_BYTES_MAX, Header, Opcode};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
+use crate::call::{Call, Outgoing};
 use crate::client::{Ticket, builder, closed};
-use crate::connection::{Call, Outgoing};
 use crate::dial::{Caller, Transport};
 use crate::handles::deadline_ms;
 use crate::link::{Link, Ways};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use gd2fs_transport::Memory;
 use gd2fs_transport::copy::copy_pieces;
-use gd2fs_transport::one_sided::encode;
-use gd2fs_wire::header::{FLAG_ONE_SIDED, Header};
+use gd2fs_wire::header::{Header, Opcode};
 
-use crate::connection::{Call, Connection, Outgoing, verify};
+use crate::call::{Call, verify};
+use crate::connection::Connection;
 use crate::link::Link;
 use crate::region::{Direct, Region};
 use crate::request::{Direction, Shared};
@@ -32,19 +32,16 @@ pub(crate) async fn transfer(
     shared: &Shared,
     link: &Link,
     connection: &Arc<Connection>,
-    mut header: Header,
+    header: Header,
     direction: Direction,
     memory: &Memory,
     stop: &mut Stop,
 ) -> Result<Option<u64>, Trouble> {
-    header.flags |= FLAG_ONE_SIDED;
     if let Some(direct) = shared.regions.direct(memory, direction)
         && map(connection, &direct, stop).await?
     {
-        let ext = encode(&direct.segments);
-        let held = Held::Ranges(direct.ranges);
         // The node sums in its copy, so that every byte of the memory is read once.
-        let call = Call { header, ext, sums: Vec::new(), out: Outgoing::Nothing, held };
+        let call = Call::one_sided(header, &direct.segments, Held::Ranges(direct.ranges));
         let moved = u64::from(connection.call(call, stop).await?.frame.header.length);
         add(&shared.stats.bytes_direct, moved);
         return Ok(Some(moved));
@@ -94,14 +91,8 @@ async fn read(
     memory: &Memory,
     stop: &mut Stop,
 ) -> Result<u64, Trouble> {
-    let (from, ext) = (slots.memory(), encode(&slots.segments()));
-    let call = Call {
-        header,
-        ext,
-        sums: Vec::new(),
-        out: Outgoing::Nothing,
-        held: Held::Slots { until_answered: slots },
-    };
+    let (from, segments) = (slots.memory(), slots.segments());
+    let call = Call::one_sided(header, &segments, Held::Slots { until_answered: slots });
     let reply = connection.call(call, stop).await?;
     let moved = reply.frame.header.length as usize;
     // SAFETY: the node has answered, so the slots are ours, held by the reply; the memory is the caller's until its request
@@ -121,16 +112,16 @@ async fn write(
 ) -> Result<u64, Trouble> {
     // SAFETY: the slots are this transfer's; the memory is not written until its request completes.
     let sums = unsafe { copy_pieces(header.offset, memory, &slots.memory(), !header.is_raw()) };
-    let ext = encode(&slots.segments());
-    let call =
-        Call { header, ext, sums, out: Outgoing::Nothing, held: Held::Slots { until_answered: slots } };
+    let segments = slots.segments();
+    let held = Held::Slots { until_answered: slots };
+    let call = Call { sums, ..Call::one_sided(header, &segments, held) };
     Ok(u64::from(connection.call(call, stop).await?.frame.header.length))
 }
 
 impl Held {
     /// Whether the node may still be writing into memory that is the caller's.
     pub fn is_in_doubt(&self, asked: &Header) -> bool {
-        asked.opcode == gd2fs_wire::header::Opcode::Read as u8 && matches!(self, Held::Ranges(_))
+        asked.opcode == Opcode::Read as u8 && matches!(self, Held::Ranges(_))
     }
 
     /// Takes the memory away from a node that does not say whether it still writes there.

@@ -7,7 +7,8 @@ use gd2fs_transport::Memory;
 use gd2fs_wire::code::{Code, Failure};
 use gd2fs_wire::header::{FLAG_RAW, Header, Opcode};
 
-use crate::connection::{Call, Connection, Outgoing};
+use crate::call::Call;
+use crate::connection::Connection;
 use crate::dial::CONNECT_TIMEOUT;
 use crate::handles::deadline_ms;
 use crate::layout::{Layout, Part, Replica};
@@ -199,10 +200,6 @@ async fn exchange(
     {
         return Ok(moved);
     }
-    let out = match direction {
-        Direction::Read => Outgoing::Landing(memory.clone()),
-        Direction::Write => Outgoing::Data(memory.clone()),
-    };
-    let reply = connection.call(Call::new(header, out), stop).await?;
+    let reply = connection.call(Call::streamed(header, direction, memory), stop).await?;
     Ok(u64::from(reply.frame.header.length))
 }

@@ -17,6 +17,7 @@ use crate::fences::Membership;
 use crate::hello;
 use crate::open::Handle;
 use crate::server::{Running, Shared};
+use crate::stats::Stats;
 
 /// Header, ext and sums of a frame that has begun are at most 72 KiB.
 const HEAD_TIME: Duration = Duration::from_secs(10);
@@ -49,7 +50,7 @@ pub(crate) struct Connection<'a> {
 struct Waiting<'a> {
     header: Header,
     arrived: Instant,
-    send_by: Instant,
+    deadline: Instant,
     served: bool,
     _bytes: Option<ReadView>,
     _running: Running<'a>,
@@ -58,7 +59,7 @@ struct Waiting<'a> {
 /// When a request came, until when its answer may wait for the peer, and that it is under way.
 struct Answering<'a> {
     arrived: Instant,
-    send_by: Instant,
+    deadline: Instant,
     running: Running<'a>,
 }
 
@@ -144,11 +145,14 @@ impl<'a> Connection<'a> {
     async fn request(&mut self) -> Result<(), FrameError> {
         let running = self.shared.begin_request();
         let arrived = Instant::now();
-        let head = timeout(HEAD_TIME, async {
+        let here = self.receiver.holds_frame();
+        let head = async {
             let header = self.receiver.header().await.map_err(|error| (None, error))?;
             self.receiver.rest(header).await.map_err(|error| (Some(header), error))
-        });
-        let frame = match head.await.map_err(|_| FrameError::Io(io::ErrorKind::TimedOut.into()))? {
+        };
+        // What is here already is waited for by nobody: no clock need be asked.
+        let head = if here { Ok(head.await) } else { timeout(HEAD_TIME, head).await };
+        let frame = match head.map_err(|_| FrameError::Io(io::ErrorKind::TimedOut.into()))? {
             Ok(frame) => frame,
             Err((header, error)) => return Err(self.answer_malformed(header, error, running).await),
         };
@@ -171,7 +175,6 @@ impl<'a> Connection<'a> {
             }
         });
         let outcome = outcome.await;
-        let send_by = deadline.max(Instant::now() + SEND_TIME_MIN);
         let (reply, ends) = match outcome {
             Ok(Ok(Ok(reply))) => (Ok(reply), None),
             Ok(Ok(Err(failure))) => (Err(failure), None),
@@ -188,7 +191,7 @@ impl<'a> Connection<'a> {
                 (Err(failure.clone()), Some(failure))
             }
         };
-        self.answer(&header, reply, Answering { arrived, send_by, running });
+        self.answer(&header, reply, Answering { arrived, deadline, running });
         match ends {
             None => Ok(()),
             Some(failure) => {
@@ -257,11 +260,11 @@ impl<'a> Connection<'a> {
                 self.batch.push(Frame::refusal(header, self.shared.store.incarnation(), &failure));
             }
         }
-        let Answering { arrived, send_by, running } = answering;
+        let Answering { arrived, deadline, running } = answering;
         self.waiting.push(Waiting {
             header: *header,
             arrived,
-            send_by,
+            deadline,
             served,
             _bytes: bytes,
             _running: running,
@@ -270,16 +273,16 @@ impl<'a> Connection<'a> {
 
     /// Sends what is ready.
     pub(crate) async fn flush(&mut self) -> Result<(), FrameError> {
-        let Some(by) = self.waiting.iter().map(|waiting| waiting.send_by).min() else { return Ok(()) };
+        let Some(deadline) = self.waiting.iter().map(|waiting| waiting.deadline).min() else { return Ok(()) };
+        let by = deadline.max(Instant::now() + SEND_TIME_MIN);
         // SAFETY: what the payloads are made of is kept in `waiting`; one task sends, so nothing reads them after this future
         // is dropped.
         let sent = timeout_at(by.into(), unsafe { self.batch.send(&self.stream) }).await;
         sent.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the peer does not read"))??;
         self.batch.clear();
-        for waiting in std::mem::take(&mut self.waiting) {
-            if waiting.served {
-                self.count(&waiting.header, waiting.arrived.elapsed());
-            }
+        let now = Instant::now();
+        for waiting in self.waiting.drain(..).filter(|waiting| waiting.served) {
+            count(&self.shared.stats, &waiting.header, now - waiting.arrived);
         }
         Ok(())
     }
@@ -297,27 +300,26 @@ impl<'a> Connection<'a> {
             _ => return error,
         };
         let now = Instant::now();
-        self.answer(&header, Err(failure), Answering { arrived: now, send_by: now + SEND_TIME_MIN, running });
+        self.answer(&header, Err(failure), Answering { arrived: now, deadline: now, running });
         self.flush().await.err().unwrap_or(error)
-    }
-
-    fn count(&self, header: &Header, taken: Duration) {
-        let stats = &self.shared.stats;
-        match Opcode::from_u8(header.opcode) {
-            Some(Opcode::Read) => {
-                stats.reads.fetch_add(1, Relaxed);
-                stats.read_latency.record(taken);
-            }
-            Some(Opcode::Write) => {
-                stats.writes.fetch_add(1, Relaxed);
-                stats.write_latency.record(taken);
-            }
-            _ => {}
-        }
     }
 
     pub(crate) fn reply(&self, header: &Header) -> Header {
         header.reply(self.shared.store.incarnation(), Code::Ok)
+    }
+}
+
+fn count(stats: &Stats, header: &Header, taken: Duration) {
+    match Opcode::from_u8(header.opcode) {
+        Some(Opcode::Read) => {
+            stats.reads.fetch_add(1, Relaxed);
+            stats.read_latency.record(taken);
+        }
+        Some(Opcode::Write) => {
+            stats.writes.fetch_add(1, Relaxed);
+            stats.write_latency.record(taken);
+        }
+        _ => {}
     }
 }
 

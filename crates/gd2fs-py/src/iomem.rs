@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use crate::{buffers, raise};
 
 #[pyclass(frozen, module = "gd2fs._native")]
+#[allow(clippy::upper_case_acronyms)] // as public clients call it
 pub struct IOMEM {
     address: usize,
     length: usize,

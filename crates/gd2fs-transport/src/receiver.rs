@@ -15,16 +15,24 @@ const BUFFER_BYTES: usize = 128 << 10;
 /// Received at once at most: what is summed right behind it must still lie in the core's own cache.
 const RECEIVE_BYTES_MAX: usize = 128 << 10;
 
+/// Room for the header and the sums of a payload of 4 MiB, and little of what follows: that need not be copied again.
+const HEAD_BYTES: usize = 1 << 10;
+/// Behind a payload of this size another one is likely.
+const LARGE_BYTES: usize = 64 << 10;
+
 pub struct Receiver {
     stream: Arc<Stream>,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
+    /// What `has_next` asks for.
+    ahead_bytes: usize,
 }
 
 impl Receiver {
     pub fn new(stream: Arc<Stream>) -> Receiver {
-        Receiver { stream, buffer: vec![0; BUFFER_BYTES].into(), start: 0, end: 0 }
+        let buffer = vec![0; BUFFER_BYTES].into();
+        Receiver { stream, buffer, start: 0, end: 0, ahead_bytes: BUFFER_BYTES }
     }
 
     pub fn stream(&self) -> &Stream {
@@ -35,7 +43,7 @@ impl Receiver {
     pub async fn has_next(&mut self) -> io::Result<bool> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-            self.end = receive(&self.stream, &mut self.buffer).await?;
+            self.end = receive(&self.stream, &mut self.buffer[..self.ahead_bytes]).await?;
         }
         Ok(self.end > 0)
     }
@@ -101,6 +109,7 @@ impl Receiver {
         memory: &Memory,
         mut sums: Option<&mut PieceSums>,
     ) -> io::Result<()> {
+        self.ahead_bytes = if memory.len() >= LARGE_BYTES { HEAD_BYTES } else { BUFFER_BYTES };
         let mut rest = Cursor::new(memory.slices());
         while self.start < self.end
             && let Some(slice) = rest.next(self.end - self.start)

@@ -184,21 +184,21 @@ impl Regions {
         Regions { mappings, by_number: RwLock::default() }
     }
 
+    /// The same memory under the same number may come again: a client that gave up waiting for the answer asks once more.
     pub fn map(&self, number: u32, memory: OwnedFd, length: u64) -> Result<(), Failure> {
         let refuse = |code, why: String| Err(Failure::new(code, why));
-        let by_number = self.by_number.read();
-        if by_number.contains_key(&number) {
+        if self.by_number.read().len() >= REGIONS_MAX {
+            return refuse(Code::Overloaded, format!("{REGIONS_MAX} regions are registered; UNMAP some"));
+        }
+        let region = self.mappings.map(memory, length)?;
+        let mut by_number = self.by_number.write();
+        let known = by_number.entry(number).or_insert_with(|| region.clone());
+        if !Arc::ptr_eq(known, &region) {
             return refuse(
                 Code::BadRequest,
                 format!("region {number} is registered already; UNMAP it first"),
             );
         }
-        if by_number.len() >= REGIONS_MAX {
-            return refuse(Code::Overloaded, format!("{REGIONS_MAX} regions are registered; UNMAP some"));
-        }
-        drop(by_number);
-        let region = self.mappings.map(memory, length)?;
-        self.by_number.write().insert(number, region);
         Ok(())
     }
 

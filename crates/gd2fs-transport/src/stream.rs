@@ -163,13 +163,11 @@ impl Local {
     unsafe fn receive(&self, slices: &[Slice]) -> io::Result<usize> {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut vector: Vec<io::IoSliceMut<'_>> = slices
-            .iter()
+        let writable = |slice: &Slice| {
             // SAFETY: the caller's promise; the kernel only writes there.
-            .map(|slice| {
-                io::IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(slice.address(), slice.len()) })
-            })
-            .collect();
+            io::IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(slice.address(), slice.len()) })
+        };
+        let mut vector: Vec<io::IoSliceMut<'_>> = slices.iter().map(writable).collect();
         let received = recvmsg(&self.stream, &mut vector, &mut control, RecvFlags::CMSG_CLOEXEC)?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {

@@ -84,7 +84,9 @@ class NativeNodeLink:
             raise errors.Overloaded("all readers of token ids are busy; try again") from None
         try:
             client = reader.get()
-            request = client.submit_read(client.file(json.dumps(layout)), first * ID_BYTES, [buffer], _TIMEOUT_MS)
+            request = client.submit_read(
+                client.file(json.dumps(layout)), first * ID_BYTES, [buffer], _TIMEOUT_MS
+            )
             # A client's requests complete when nothing can touch their memory any more, also after the
             # timeout.
             done = [item for item in client.reap(1, -1) if item[0] == request]
