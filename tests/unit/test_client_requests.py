@@ -126,7 +126,7 @@ class TwoSlots:
         self._writes = 0
         node.twist = self._twist
         self.file = client.open_layout(node.layout())
-        self._read = self.file.submit_read(0, bytearray(100_000))
+        self._read = self.file.submit_read(0, bytearray(300_000))
         deadline = time.monotonic() + 5
         while node.count(READ) == 0:
             assert time.monotonic() < deadline
@@ -408,8 +408,8 @@ def test_streams_share_the_work(node: FakeNode) -> None:
     node.twist = lambda _header, reply: (time.sleep(0.02), reply)[1]
     with Client([], cluster=CLUSTER, token="", streams=3) as client:
         file = client.open_layout(node.layout())
-        requests = [file.submit_read(0, bytearray(1000)) for _ in range(30)]
-        assert sum(request.wait() for request in requests) == 30_000
+        requests = [file.submit_read(0, bytearray(300_000)) for _ in range(30)]
+        assert sum(request.wait() for request in requests) == 9_000_000
     assert {hello["slot"] for hello in node.hellos} == {0, 1, 2}
 
 

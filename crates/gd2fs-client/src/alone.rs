@@ -49,6 +49,9 @@ pub(crate) fn start(
     let (stopper, length, local) = (request.stopper.clone(), part.length, connection.is_local());
     let (shared, requests, runtime) = (shared.clone(), requests.clone(), runtime.clone());
     let done = Box::new(move |result: Result<Reply, Trouble>| {
+        if result.is_ok() {
+            lane.arrived();
+        }
         drop((admitted, lane, open));
         if let Ok(reply) = &result
             && u64::from(reply.frame.header.length) == length

@@ -61,6 +61,8 @@ struct Slot {
     /// Highest generation that ended with a write unanswered.
     doubted: Arc<AtomicU64>,
     outstanding: AtomicUsize,
+    /// Of large transfers, the last ones counting most; 0 before the first.
+    bytes_per_s: AtomicU64,
 }
 
 /// A slot chosen for a transfer, and the bytes it counts there.
@@ -68,6 +70,30 @@ pub(crate) struct Lane {
     link: Arc<Link>,
     slot: usize,
     bytes: usize,
+    /// When, and how many bytes were under way before.
+    begun: Option<(Instant, usize)>,
+}
+
+/// What a slot promises.
+struct Load {
+    shunned: bool,
+    bytes: usize,
+    /// 0: not known yet.
+    bytes_per_s: u64,
+}
+
+/// The index of the slot that will be free first. Small requests keep to the first slots as long as little is under way there:
+/// what travels together costs fewer system calls.
+fn soonest(loads: impl Iterator<Item = Load> + Clone) -> usize {
+    // A slot that nobody has measured is taken for as fast as the fastest, so that it will be.
+    let fastest = loads.clone().map(|load| load.bytes_per_s).max().filter(|speed| *speed > 0).unwrap_or(1);
+    let wait = |load: &Load| {
+        let speed = if load.bytes_per_s == 0 { fastest } else { load.bytes_per_s };
+        let waiting = (load.bytes / TOGETHER_BYTES * TOGETHER_BYTES) as u64;
+        waiting.saturating_mul(1_000_000) / speed
+    };
+    let ranked = loads.enumerate().map(|(index, load)| (load.shunned, wait(&load), index));
+    ranked.min().expect("a link has at least one slot").2
 }
 
 impl Link {
@@ -130,18 +156,17 @@ impl Link {
         Ok(())
     }
 
-    /// The slot with the fewest bytes under way. Small requests keep to the first slots as long as little is under way there:
-    /// what travels together costs fewer system calls.
+    /// The slot on which `bytes` more will have arrived first, by what is under way there and how fast it has been.
     pub fn lane(self: &Arc<Self>, bytes: usize) -> Lane {
-        let slot = (0..self.slots.len())
-            .min_by_key(|index| {
-                let slot = &self.slots[*index];
-                let outstanding = slot.outstanding.load(Ordering::Relaxed);
-                (slot.is_shunned(), outstanding / TOGETHER_BYTES, *index)
-            })
-            .expect("a link has at least one slot");
-        self.slots[slot].outstanding.fetch_add(bytes, Ordering::Relaxed);
-        Lane { link: self.clone(), slot, bytes }
+        let slot = soonest(self.slots.iter().map(|slot| Load {
+            shunned: slot.is_shunned(),
+            bytes: slot.outstanding.load(Ordering::Relaxed),
+            bytes_per_s: slot.bytes_per_s.load(Ordering::Relaxed),
+        }));
+        let ahead = self.slots[slot].outstanding.fetch_add(bytes, Ordering::Relaxed);
+        // Small ones say nothing of the speed, and their time is not worth a look at the clock.
+        let begun = (bytes >= TOGETHER_BYTES).then(|| (Instant::now(), ahead));
+        Lane { link: self.clone(), slot, bytes, begun }
     }
 
     pub fn ring(&self, regions: &Regions) -> Result<Arc<Ring>, Failure> {
@@ -215,6 +240,7 @@ impl Slot {
             established: AtomicU64::new(0),
             doubted: Arc::default(),
             outstanding: AtomicUsize::new(0),
+            bytes_per_s: AtomicU64::new(0),
         }
     }
 
@@ -236,6 +262,20 @@ impl Lane {
     /// The connection of its slot, made if there is none.
     pub async fn connection(&self, stop: &mut Stop) -> Result<Arc<Connection>, Trouble> {
         self.link.connect(&self.link.slots[self.slot], stop).await
+    }
+
+    /// All of it has arrived: what that says about the slot's speed is kept.
+    pub fn arrived(&self) {
+        let Some((begun, ahead)) = self.begun else { return };
+        let seconds = begun.elapsed().as_secs_f64().max(1e-6);
+        let sample = ((ahead + self.bytes) as f64 / seconds) as u64;
+        let speed = &self.link.slots[self.slot].bytes_per_s;
+        let before = speed.load(Ordering::Relaxed);
+        // One transfer that met a busy machine must not send all others elsewhere.
+        speed.store(
+            if before == 0 { sample } else { before - before / 8 + sample / 8 }.max(1),
+            Ordering::Relaxed,
+        );
     }
 
     /// The connection of its slot if there is one.
@@ -289,5 +329,33 @@ impl Links {
         for link in links {
             link.end().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pick(loads: &[(bool, usize, u64)]) -> usize {
+        soonest(loads.iter().map(|(shunned, bytes, bytes_per_s)| Load {
+            shunned: *shunned,
+            bytes: *bytes,
+            bytes_per_s: *bytes_per_s,
+        }))
+    }
+
+    #[test]
+    fn the_slot_that_will_be_free_first() {
+        const MIB: usize = 1 << 20;
+        assert_eq!(pick(&[(false, 2 * MIB, 0), (false, MIB, 0)]), 1, "by what is under way");
+        assert_eq!(pick(&[(false, 4 * MIB, 4_000_000), (false, 2 * MIB, 1_000_000)]), 0, "by the speed");
+        assert_eq!(
+            pick(&[(false, 2 * MIB, 1_000_000), (false, 2 * MIB, 0)]),
+            0,
+            "an unknown one is no better"
+        );
+        assert_eq!(pick(&[(false, 3 * MIB, 1_000_000), (false, 2 * MIB, 0)]), 1, "and no worse");
+        assert_eq!(pick(&[(false, 100_000, 0), (false, 0, 0)]), 0, "small ones travel together");
+        assert_eq!(pick(&[(true, 0, 9_000_000), (false, 9 * MIB, 1)]), 1, "a dead one last of all");
     }
 }

@@ -175,7 +175,10 @@ async fn attempt(
     header.deadline_ms = deadline_ms(stop);
     let moved = exchange(shared, &link, &connection, header, direction, memory, stop).await;
     match &moved {
-        Ok(moved) => add(direction.counter(&shared.stats), *moved),
+        Ok(moved) => {
+            lane.arrived();
+            add(direction.counter(&shared.stats), *moved);
+        }
         Err(Trouble::Refused(failure)) if failure.code == Code::Checksum => {
             add(&shared.stats.checksum_failures, 1);
         }

@@ -11,11 +11,14 @@ use crate::{list, pattern};
 
 const BYTES: usize = 256 << 10;
 
+type See = dyn Fn(u32, usize, usize) -> Vec<u8>;
+type Set = dyn Fn(u32, usize, &[u8]);
+
 /// A client's two regions, as the node reaches them and as the client sees them.
 struct Peer {
     remote: Box<dyn Remote>,
-    see: Box<dyn Fn(u32, usize, usize) -> Vec<u8>>,
-    set: Box<dyn Fn(u32, usize, &[u8])>,
+    see: Box<See>,
+    set: Box<Set>,
 }
 
 fn peers() -> Vec<(&'static str, Peer)> {
