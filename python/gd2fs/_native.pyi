@@ -45,6 +45,7 @@ class Client:
         *,
         nics: list[str] = ...,
         io_threads: int = 2,
+        memory_threads: int = 0,
         streams: int = 4,
         transport: str = "auto",
         verify: bool = True,
@@ -173,7 +174,7 @@ class Node:
         every earlier one of this node), ``keys`` (as GD2FS_CLUSTER_KEYS, "" for the development key),
         ``listen`` (a list of ``tcp://IP[:PORT]``), ``memory_bytes``, ``data_dir``, ``connections_max``,
         ``shm`` ("auto", "off" or the path of a socket: for clients of this host) and ``io_threads`` (0: one
-        for each core, at most 16).
+        for each core, at most 16), ``memory_threads`` (spare threads that take over while one copies much).
 
         Raises Invalid naming the field, or what in the data directory does not fit; Unavailable where an
         address cannot be listened on."""

@@ -234,3 +234,17 @@ def test_a_socket_out_of_reach_falls_back_to_tcp(node: RealNode) -> None:
     with Client([], cluster=CLUSTER, token="") as client:
         client.open_layout(layout).write(0, b"x" * 100_000)
         assert moved(client) == (0, 0)
+
+
+def test_spare_threads_copy_the_same_bytes(node: RealNode) -> None:
+    with Client([], cluster=CLUSTER, token="", io_threads=1, memory_threads=2) as client:
+        file = client.open_layout(sign([node]))
+        data = noise(24 * MIB)
+        requests = [file.submit_write(0, data), file.submit_write(24 * MIB, data)]
+        assert [request.wait() for request in requests] == [len(data)] * 2
+        back = [np.zeros(24 * MIB, np.uint8) for _ in range(4)]
+        reads = [file.submit_read(24 * MIB * (index % 2), buffer) for index, buffer in enumerate(back)]
+        assert [request.wait() for request in reads] == [len(data)] * 4
+        assert all(np.array_equal(buffer, data) for buffer in back)
+    with pytest.raises(errors.Invalid, match="memory_threads"):
+        Client([], cluster=CLUSTER, token="", memory_threads=1000)

@@ -30,6 +30,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(10);
 const STREAMS_MAX: usize = 64;
 const IO_THREADS_MAX: usize = 64;
+/// For looking up control's name.
+const SPARE_THREADS: usize = 2;
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -40,6 +42,8 @@ pub struct Options {
     /// Local addresses to connect from; empty: whatever the routes say.
     pub nics: Vec<IpAddr>,
     pub io_threads: usize,
+    /// Spare threads that take over from an I/O thread while it copies much (staged transfers); 0: what else it serves waits.
+    pub memory_threads: usize,
     /// Connections per node and NIC.
     pub streams: usize,
     pub transport: Transport,
@@ -56,6 +60,7 @@ impl Default for Options {
             token: String::new(),
             nics: Vec::new(),
             io_threads: 2,
+            memory_threads: 0,
             streams: 4,
             transport: Transport::Auto,
             verify: true,
@@ -96,6 +101,10 @@ impl Client {
         };
         check("io_threads", options.io_threads, IO_THREADS_MAX)?;
         check("streams", options.streams, STREAMS_MAX)?;
+        if options.memory_threads > IO_THREADS_MAX {
+            let why = format!("memory_threads: {} is not in 0..{IO_THREADS_MAX}", options.memory_threads);
+            return Err(Failure::new(Code::Invalid, why));
+        }
         let internal = |error: std::io::Error| Failure::new(Code::Internal, error.to_string());
         let budget_units = options.outstanding_bytes_max.div_ceil(BUDGET_UNIT_BYTES).clamp(1, 1 << 28);
         let completions = Arc::new(Completions::new().map_err(internal)?);
@@ -109,6 +118,7 @@ impl Client {
             ),
             ways: Ways { transport: options.transport, nics: options.nics.clone(), streams: options.streams },
             regions,
+            apart: options.memory_threads > 0,
             verify: options.verify,
             budget: Arc::new(Semaphore::new(budget_units as usize)),
             budget_units,
@@ -117,6 +127,7 @@ impl Client {
         let threads = Arc::new(AtomicUsize::new(0));
         let (begun, ended) = (threads.clone(), threads.clone());
         let runtime = builder(options.io_threads, "gd2fs-io")
+            .max_blocking_threads(SPARE_THREADS + options.memory_threads)
             .on_thread_start(move || {
                 begun.fetch_add(1, Ordering::SeqCst);
             })

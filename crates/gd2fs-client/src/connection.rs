@@ -333,6 +333,7 @@ impl Connection {
         };
         self.shut();
         let left = self.finish_undoubted(&error.message);
+        self.announce();
         // A node that has closed its end moves nothing any more.
         if left.is_empty() || timeout(END_TIME, receiver.drain()).await.is_ok() {
             left.doubtful.into_iter().for_each(Pending::finish);

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use gd2fs_transport::Memory;
-use gd2fs_transport::copy::copy_pieces;
+use gd2fs_transport::copy::{at_memory, copy_pieces};
 use gd2fs_wire::header::{Header, Opcode};
 
 use crate::call::{Call, verify};
@@ -53,8 +53,8 @@ pub(crate) async fn transfer(
     map_region(connection, ring.region(), stop).await?;
     let slots = ring.slots(memory.len(), stop).await?;
     let moved = match direction {
-        Direction::Read => read(connection, header, slots, memory, stop).await,
-        Direction::Write => write(connection, header, slots, memory, stop).await,
+        Direction::Read => read(shared, connection, header, slots, memory, stop).await,
+        Direction::Write => write(shared, connection, header, slots, memory, stop).await,
     }?;
     add(&shared.stats.bytes_staged, moved);
     Ok(Some(moved))
@@ -85,6 +85,7 @@ async fn map_region(connection: &Arc<Connection>, region: &Region, stop: &mut St
 }
 
 async fn read(
+    shared: &Shared,
     connection: &Arc<Connection>,
     header: Header,
     slots: Slots,
@@ -95,23 +96,27 @@ async fn read(
     let call = Call::one_sided(header, &segments, Held::Slots { until_answered: slots });
     let reply = connection.call(call, stop).await?;
     let moved = reply.frame.header.length as usize;
+    let (from, into) = (from.prefix(moved), memory.prefix(moved));
     // SAFETY: the node has answered, so the slots are ours, held by the reply; the memory is the caller's until its request
     // completes.
-    let sums =
-        unsafe { copy_pieces(header.offset, &from.prefix(moved), &memory.prefix(moved), !header.is_raw()) };
+    let copy = || unsafe { copy_pieces(header.offset, &from, &into, !header.is_raw()) };
+    let sums = at_memory(shared.apart, moved, copy);
     verify(&reply.frame, &sums).map_err(Trouble::Refused)?;
     Ok(moved as u64)
 }
 
 async fn write(
+    shared: &Shared,
     connection: &Arc<Connection>,
     header: Header,
     slots: Slots,
     memory: &Memory,
     stop: &mut Stop,
 ) -> Result<u64, Trouble> {
+    let into = slots.memory();
     // SAFETY: the slots are this transfer's; the memory is not written until its request completes.
-    let sums = unsafe { copy_pieces(header.offset, memory, &slots.memory(), !header.is_raw()) };
+    let copy = || unsafe { copy_pieces(header.offset, memory, &into, !header.is_raw()) };
+    let sums = at_memory(shared.apart, memory.len(), copy);
     let segments = slots.segments();
     let held = Held::Slots { until_answered: slots };
     let call = Call { sums, ..Call::one_sided(header, &segments, held) };

@@ -37,6 +37,8 @@ pub(crate) struct Shared {
     pub ways: Ways,
     /// Library memory, which nodes of this host reach by themselves.
     pub regions: Regions,
+    /// Long copies leave their thread to others.
+    pub apart: bool,
     pub verify: bool,
     /// Bytes of all requests that may be under way, in units.
     pub budget: Arc<Semaphore>,

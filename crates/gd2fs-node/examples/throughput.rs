@@ -113,6 +113,7 @@ fn main() -> Outcome<()> {
         connections_max: 64,
         shm: "off".into(),
         io_threads: 0,
+        memory_threads: 0,
     })?;
     let address = node.addresses()[0].replace("tcp://", "");
     for connections in [1, 4] {

@@ -40,6 +40,9 @@ pub struct Config {
     /// Threads that serve connections; 0: one for each core, at most 16.
     #[serde(default)]
     pub io_threads: usize,
+    /// Spare threads that take over from an I/O thread while it copies much; 0: it copies, and what else it serves waits.
+    #[serde(default)]
+    pub memory_threads: usize,
 }
 
 fn default_shm() -> String {
@@ -97,6 +100,9 @@ impl Config {
         }
         if self.io_threads > IO_THREADS_MAX {
             return Err(wrong("io_threads", format!("{} is over {IO_THREADS_MAX}", self.io_threads)));
+        }
+        if self.memory_threads > IO_THREADS_MAX {
+            return Err(wrong("memory_threads", format!("{} is over {IO_THREADS_MAX}", self.memory_threads)));
         }
         if self.connections_max == 0 || self.connections_max > CONNECTIONS_MAX {
             let reason = format!("{} is not in 1..{CONNECTIONS_MAX}", self.connections_max);
@@ -202,6 +208,7 @@ mod tests {
         assert!(refused(&|c| c.listen = vec!["shm://h/@x".into()]).starts_with("listen: "));
         assert!(refused(&|c| c.listen = vec![]).starts_with("listen: "));
         assert!(refused(&|c| c.io_threads = 1000).starts_with("io_threads: "));
+        assert!(refused(&|c| c.memory_threads = 1000).starts_with("memory_threads: "));
         assert!(refused(&|c| c.memory_bytes = 5).starts_with("memory_bytes: "));
         assert!(refused(&|c| c.incarnation = 0).starts_with("incarnation: "));
         assert!(refused(&|c| c.connections_max = 0).starts_with("connections_max: "));

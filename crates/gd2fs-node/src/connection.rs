@@ -115,7 +115,7 @@ pub(crate) async fn serve(stream: Stream, shared: &Shared, shutdown: &watch::Rec
         membership,
         handles: HashMap::new(),
         last_handle: 0,
-        regions: Regions::new(shared.mappings.clone()),
+        regions: Regions::new(shared.mappings.clone(), shared.config.memory_threads > 0),
         unread: 0,
         batch: Batch::default(),
         waiting: Vec::new(),

@@ -15,6 +15,8 @@ use crate::server::{self, Listener, Shared};
 
 /// What is left of the runtime after its connections have ended gets this long; nothing should be.
 const RUNTIME_END: Duration = Duration::from_secs(1);
+/// For those that wait for the disk under the epochs, or for page tables.
+const SPARE_THREADS: usize = 16;
 
 /// A running node. Dropping it stops it at once.
 pub struct Node {
@@ -55,9 +57,11 @@ impl Node {
             0 => std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 16),
             threads => threads,
         };
+        let spare = SPARE_THREADS + config.memory_threads;
         let shared = Arc::new(Shared::new(config, keys, Store::new(memory_bytes, data)));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
+            .max_blocking_threads(spare)
             .thread_name("gd2fs-node")
             .enable_all()
             .build()

@@ -36,7 +36,7 @@ pub struct Client {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (addresses, cluster, token, *, nics = vec![], io_threads = 2, streams = 4,
+    #[pyo3(signature = (addresses, cluster, token, *, nics = vec![], io_threads = 2, memory_threads = 0, streams = 4,
                         transport = "auto", verify = true, outstanding_bytes_max = 1 << 30))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -46,6 +46,7 @@ impl Client {
         token: String,
         nics: Vec<String>,
         io_threads: usize,
+        memory_threads: usize,
         streams: usize,
         transport: &str,
         verify: bool,
@@ -73,6 +74,7 @@ impl Client {
                 token,
                 nics,
                 io_threads,
+                memory_threads,
                 streams,
                 transport,
                 verify,

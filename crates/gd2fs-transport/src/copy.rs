@@ -16,6 +16,15 @@ fn store_for(length: usize) -> Store {
     if length >= STREAMING_BYTES_MIN { Store::Streaming } else { Store::Cached }
 }
 
+/// Work on memory that takes longer than a system call.
+const LONG_BYTES: usize = 256 << 10;
+
+/// Runs `work` over so many bytes. With `apart` the thread's other tasks go on elsewhere meanwhile, if it is long: the runtime's
+/// spare threads, which the knob `memory_threads` counts, serve them. It is never dropped in the middle.
+pub fn at_memory<T>(apart: bool, bytes: usize, work: impl FnOnce() -> T) -> T {
+    if apart && bytes >= LONG_BYTES { tokio::task::block_in_place(work) } else { work() }
+}
+
 /// Copies `length` bytes.
 ///
 /// # Safety

@@ -25,7 +25,7 @@ pub struct Receiver {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// What `has_next` asks for.
+    /// What `has_next` asks for the next time.
     ahead_bytes: usize,
 }
 
@@ -44,6 +44,7 @@ impl Receiver {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
             self.end = receive(&self.stream, &mut self.buffer[..self.ahead_bytes]).await?;
+            self.ahead_bytes = BUFFER_BYTES;
         }
         Ok(self.end > 0)
     }
@@ -109,7 +110,9 @@ impl Receiver {
         memory: &Memory,
         mut sums: Option<&mut PieceSums>,
     ) -> io::Result<()> {
-        self.ahead_bytes = if memory.len() >= LARGE_BYTES { HEAD_BYTES } else { BUFFER_BYTES };
+        if memory.len() >= LARGE_BYTES {
+            self.ahead_bytes = HEAD_BYTES;
+        }
         let mut rest = Cursor::new(memory.slices());
         while self.start < self.end
             && let Some(slice) = rest.next(self.end - self.start)

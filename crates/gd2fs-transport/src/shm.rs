@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use gd2fs_wire::{Code, Failure};
 use parking_lot::{Mutex, RwLock};
 
-use crate::copy::copy_pieces;
+use crate::copy::{at_memory, copy_pieces};
 use crate::memory::{Memory, Slice};
 use crate::one_sided::{Moved, Remote, Segment};
 
@@ -176,12 +176,14 @@ impl Mappings {
 /// What a client has registered on one connection. Its mappings go with the connection.
 pub struct Regions {
     mappings: Arc<Mappings>,
+    /// Long copies leave their thread to others.
+    apart: bool,
     by_number: RwLock<HashMap<u32, Arc<Region>>>,
 }
 
 impl Regions {
-    pub fn new(mappings: Arc<Mappings>) -> Regions {
-        Regions { mappings, by_number: RwLock::default() }
+    pub fn new(mappings: Arc<Mappings>, apart: bool) -> Regions {
+        Regions { mappings, apart, by_number: RwLock::default() }
     }
 
     /// The same memory under the same number may come again: a client that gave up waiting for the answer asks once more.
@@ -242,7 +244,7 @@ impl Remote for Regions {
         Box::pin(async move {
             let (memory, _held) = self.memory(to)?;
             // SAFETY: the client gave these ranges to this transfer; `from` is the caller's promise.
-            Ok(unsafe { copy_pieces(offset, from, &memory, summed) })
+            Ok(at_memory(self.apart, memory.len(), || unsafe { copy_pieces(offset, from, &memory, summed) }))
         })
     }
 
@@ -251,7 +253,7 @@ impl Remote for Regions {
             let (memory, _held) = self.memory(from)?;
             // SAFETY: a client that writes there meanwhile spoils its own bytes: each is read once, and what is summed is what
             // was read. `into` is the caller's promise.
-            Ok(unsafe { copy_pieces(offset, &memory, into, true) })
+            Ok(at_memory(self.apart, memory.len(), || unsafe { copy_pieces(offset, &memory, into, true) }))
         })
     }
 }

@@ -42,6 +42,7 @@ def connect_loaded(loaded: Loaded, *, lazily: bool = False) -> Client:
         token=loaded.token() or None,
         nics=knobs.nics or None,
         io_threads=knobs.io_threads,
+        memory_threads=knobs.memory_threads,
         streams=knobs.streams,
         transport=knobs.transport,
         timeout_s=knobs.timeout_s,

@@ -19,6 +19,7 @@ def connect(
     token: str | None = None,
     nics: Sequence[str] | None = None,
     io_threads: int = 2,
+    memory_threads: int = 0,
     streams: int = 4,
     transport: str = "auto",
     timeout_s: float = 30.0,
@@ -33,6 +34,8 @@ def connect(
         token: who the caller is; default ``$GD2FS_TOKEN``, or what the file ``$GD2FS_TOKEN_FILE`` holds.
         nics: IP addresses of the local NICs to use; default: whatever the routes say.
         io_threads: native threads that move bytes.
+        memory_threads: native threads that take over from one of those while it copies much between memory
+            and memory (shared memory with ordinary buffers); 0: what else it serves waits.
         streams: connections per storage node and NIC.
         transport: "tcp", "shm" (nodes of this host only), or "auto": shared memory where a node is on this
             host, else TCP.
@@ -50,6 +53,7 @@ def connect(
         token=_token() if token is None else token,
         nics=nics or (),
         io_threads=io_threads,
+        memory_threads=memory_threads,
         streams=streams,
         transport=transport,
         timeout_s=timeout_s,

@@ -130,6 +130,9 @@ class NodeConfig(Section):
     io_threads: Annotated[int, Field(ge=0, le=256)] = knob(
         0, "Threads that move bytes. 0: one for each core, at most 16."
     )
+    memory_threads: Annotated[int, Field(ge=0, le=256)] = knob(
+        0, "Spare threads that take over while one copies much. 0: what else it serves waits that long."
+    )
     drain_s: Seconds = knob(5.0, "Time requests under way get to finish when the node stops, in seconds.")
 
     @field_validator("id")
@@ -169,6 +172,9 @@ class ClientConfig(Section):
 
     nics: Names = knob([], "Local IP addresses to send from. Empty: the kernel's routing decides.")
     io_threads: Count = knob(2, "Threads that move bytes.")
+    memory_threads: Annotated[int, Field(ge=0, le=64)] = knob(
+        0, "Spare threads that take over while one copies much. 0: what else it serves waits that long."
+    )
     streams: Count = knob(4, "Connections to each node from each NIC.")
     transport: Literal["auto", "tcp", "shm"] = knob(
         "auto", "auto: shared memory with nodes of this host, TCP with others. tcp, shm: only that."

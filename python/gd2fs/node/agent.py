@@ -137,6 +137,7 @@ class Agent:
                 "connections_max": config.connections_max,
                 "shm": config.shm,
                 "io_threads": config.io_threads,
+                "memory_threads": config.memory_threads,
             }
         )
 

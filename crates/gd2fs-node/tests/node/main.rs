@@ -47,6 +47,7 @@ impl Bench {
             connections_max: 64,
             shm: "auto".into(),
             io_threads: 0,
+            memory_threads: 0,
         };
         change(&mut config);
         Bench { node: Node::start(config.clone()).unwrap(), config, directory }

@@ -23,7 +23,7 @@ struct Peer {
 
 fn peers() -> Vec<(&'static str, Peer)> {
     let regions = Arc::new([Region::create(BYTES).unwrap(), Region::create(BYTES).unwrap()]);
-    let shared = Regions::new(Arc::new(Mappings::default()));
+    let shared = Regions::new(Arc::new(Mappings::default()), false);
     for (number, region) in regions.iter().enumerate() {
         shared.map(number as u32, region.descriptor().unwrap(), BYTES as u64).unwrap();
     }
@@ -180,7 +180,7 @@ fn memory_that_could_fault_or_cost_the_node_is_refused() {
         }
     };
     let both = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-    let regions = Regions::new(Arc::new(Mappings::default()));
+    let regions = Regions::new(Arc::new(Mappings::default()), false);
     let refused = |memory: OwnedFd, length: u64| regions.map(1, memory, length).unwrap_err().message;
     assert!(refused(memfd(8192, libc::F_SEAL_GROW, true), 8192).contains("sealed"));
     assert!(refused(memfd(8192, both, true), 4096).contains("length"));
@@ -200,7 +200,7 @@ fn memory_that_could_fault_or_cost_the_node_is_refused() {
 #[test]
 fn severed_pages_are_out_of_reach() {
     let region = Region::create(4 * 4096).unwrap();
-    let shared = Regions::new(Arc::new(Mappings::default()));
+    let shared = Regions::new(Arc::new(Mappings::default()), false);
     shared.map(1, region.descriptor().unwrap(), region.len() as u64).unwrap();
     region.sever(4096, 8192).unwrap();
     let mut data = vec![7; 4 * 4096];
