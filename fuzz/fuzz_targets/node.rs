@@ -177,6 +177,9 @@ fn node() -> &'static Node {
             memory_bytes: 128 << 20,
             data_dir: directory.path().into(),
             connections_max: 64,
+            shm: "off".into(),
+            io_threads: 0,
+            memory_threads: 0,
         };
         *DIRECTORY.lock().expect("no panic before") = Some(directory);
         let node = Node::start(config).expect("the node starts");

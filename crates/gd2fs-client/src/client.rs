@@ -256,6 +256,7 @@ impl Client {
         let until = Instant::now() + CLOSE_TIMEOUT;
         self.requests.close(until);
         let Some(runtime) = self.runtime.lock().take() else { return };
+        let connections = self.shared.links.connections();
         // The sockets close now, whoever still holds this object.
         let links = self.shared.links.end();
         let _ = runtime.block_on(async { tokio::time::timeout_at(until.into(), links).await });
@@ -268,6 +269,7 @@ impl Client {
             std::thread::sleep(Duration::from_millis(1));
         }
         // With the threads gone nothing can touch memory: what had not ended by itself has ended now.
+        connections.iter().for_each(|connection| connection.abandon());
         self.requests.complete_rest();
     }
 

@@ -89,7 +89,7 @@ impl Completions {
         if !queue.is_empty() {
             self.signal(1);
         }
-        self.arrived.notify_one();
+        self.arrived.notify_all();
     }
 
     /// Up to `max` completions; waits for the first at most `timeout`.

@@ -145,7 +145,9 @@ impl Connection {
         tokio::spawn(async move {
             if running.await.is_err() {
                 // A fault in this library, reported by the panic itself. Nothing receives or sends any more.
-                watched.finish_undoubted("a transfer on it ended badly").sever().await;
+                watched.shut();
+                watched.finish_undoubted("a transfer on it ended badly").sever(None).await;
+                watched.announce();
                 watched.ended.send_replace(true);
             }
         });
@@ -200,6 +202,8 @@ impl Connection {
         stop: &mut Stop,
     ) -> Result<(), Trouble> {
         let cell = self.mapped.lock().entry(region).or_default().clone();
+        // As for an OPEN: nobody waits longer than its own time.
+        let mut waiting = stop.clone();
         let map = async || {
             let descriptor = descriptor().map_err(|error| {
                 Trouble::Refused(Failure::new(Code::Overloaded, format!("no descriptor is left: {error}")))
@@ -210,7 +214,7 @@ impl Connection {
             let out = Outgoing::Descriptor(Arc::new(descriptor));
             self.call(Call::with_message(header, &message, out), stop).await.map(drop)
         };
-        cell.get_or_try_init(map).await.copied()
+        waiting.race(cell.get_or_try_init(map)).await.map_err(Trouble::Stopped)?.copied()
     }
 
     pub fn has_mapped(&self, region: u32) -> bool {
@@ -336,37 +340,46 @@ impl Connection {
         self.announce();
         // A node that has closed its end moves nothing any more.
         if left.is_empty() || timeout(END_TIME, receiver.drain()).await.is_ok() {
-            left.doubtful.into_iter().for_each(Pending::finish);
+            left.free();
         } else {
-            left.sever().await;
+            left.sever(Some(&mut receiver)).await;
         }
+        self.stream.shut();
         self.announce();
         self.ended.send_replace(true);
     }
 
+    /// For a client that closes: takes the memory of all requests that are left from a node that has not answered. The connection's
+    /// task is gone, or will never run again.
+    pub fn abandon(&self) {
+        drop(self.finish_undoubted("the client was closed"));
+    }
+
     /// Ends all requests but those whose memory the node may still be writing to. Nothing is sent or received any more.
     fn finish_undoubted(&self, why: &str) -> Left {
-        let pending = {
+        let (first, unsent, pending) = {
             let mut table = self.table.lock();
             // Whatever was malformed, a caller can only know that the connection broke with its request under way.
             table.end = Some(Failure::new(Code::Disconnected, why));
             table.outbox.clear();
-            std::mem::take(&mut table.pending)
+            (table.first, table.sending.end, std::mem::take(&mut table.pending))
         };
-        let mut pending: Vec<Pending> = pending.into_iter().flatten().collect();
-        if pending.iter().any(|pending| pending.asked.opcode == Opcode::Write as u8) {
+        let sent = |number: u64| number < unsent;
+        let written = |pending: &Option<Pending>| {
+            pending.as_ref().is_some_and(|p| p.asked.opcode == Opcode::Write as u8)
+        };
+        if (first..).zip(&pending).any(|(number, pending)| sent(number) && written(pending)) {
             self.doubted.fetch_max(self.generation, Ordering::SeqCst);
         }
-        for pending in &mut pending {
-            pending.given_up.get_or_insert_with(|| Trouble::Lost(Failure::new(Code::Disconnected, why)));
-        }
         let mut left = Left::default();
-        for mut pending in pending {
-            if pending.held.is_in_doubt(&pending.asked) {
+        for (number, pending) in (first..).zip(pending) {
+            let Some(mut pending) = pending else { continue };
+            pending.given_up.get_or_insert_with(|| Trouble::Lost(Failure::new(Code::Disconnected, why)));
+            if sent(number) && pending.held.is_in_doubt(&pending.asked) {
                 left.doubtful.push(pending);
                 continue;
             }
-            if let Held::Slots { .. } = pending.held {
+            if sent(number) && matches!(pending.held, Held::Slots { .. }) {
                 left.slots.push(std::mem::replace(&mut pending.held, Held::Nothing));
             }
             pending.finish();
@@ -508,19 +521,49 @@ impl Left {
         self.doubtful.is_empty() && self.slots.is_empty()
     }
 
+    /// The node has ended: nothing of it is in use any more.
+    fn free(mut self) {
+        self.slots.clear();
+        self.doubtful.drain(..).for_each(Pending::finish);
+    }
+
     /// Takes the memory away from a node that does not say whether it still writes there.
-    async fn sever(self) {
-        for held in self.slots {
+    async fn sever(mut self, mut receiver: Option<&mut Receiver>) {
+        self.retire_slots();
+        while let Some(pending) = self.doubtful.last() {
+            if let Err(error) = pending.held.sever() {
+                // The system has no mapping left for us. The node may end meanwhile, or somebody give mappings back.
+                tracing::error!(%error, "memory under a transfer of a node that does not answer can't be severed");
+                let pause = tokio::time::sleep(Duration::from_secs(1));
+                match &mut receiver {
+                    None => pause.await,
+                    Some(receiver) => tokio::select! {
+                        () = receiver.drain() => return self.free(),
+                        () = pause => {}
+                    },
+                }
+                continue;
+            }
+            self.doubtful.pop().expect("just seen").finish();
+        }
+    }
+
+    fn retire_slots(&mut self) {
+        for held in self.slots.drain(..) {
             // Gives up all of their ring, which never fails.
             let _ = held.sever();
         }
-        for pending in self.doubtful {
-            while let Err(error) = pending.held.sever() {
-                // The system has no mapping left for us. The node may end meanwhile, or somebody give mappings back.
-                tracing::error!(%error, "memory under a transfer of a node that does not answer can't be severed");
-                tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+impl Drop for Left {
+    /// A runtime that ends in the middle: what is still in doubt is severed here, before anybody is told that it is free.
+    fn drop(&mut self) {
+        self.retire_slots();
+        for pending in self.doubtful.drain(..) {
+            if let Err(error) = pending.held.sever() {
+                tracing::error!(%error, "memory under a transfer can't be severed");
             }
-            pending.finish();
         }
     }
 }

@@ -87,7 +87,11 @@ impl Caller {
         for address in shared.filter(|_| transport != Transport::Tcp) {
             let Address::Shm { name, .. } = address else { continue };
             match timeout(CONNECT_TIMEOUT, connect_local(name)).await {
-                Ok(Ok(stream)) => return self.hello(node, address, stream.into(), slot).await,
+                Ok(Ok(stream)) => match self.hello(node, address, stream.into(), slot).await {
+                    // Not for this user; TCP may be.
+                    Err(Trouble::Unreachable(failure)) => last = failure.message,
+                    answered => return answered,
+                },
                 // In another network namespace, or behind another mount: TCP may still reach it.
                 Ok(Err(error)) => last = format!("{address}: {error}"),
                 Err(_) => last = format!("{address}: no answer to a connection within {CONNECT_TIMEOUT:?}"),

@@ -54,8 +54,10 @@ impl Connection {
         stop: &mut Stop,
     ) -> Result<(u32, Handle), Trouble> {
         let cell = self.handle_cell(capability, column)?;
-        let handle =
-            cell.get_or_try_init(|| async { Ok(self.open(capability, column, stop).await?.handle) }).await?;
+        // Whoever waits for another's OPEN waits no longer than its own time.
+        let mut waiting = stop.clone();
+        let open = cell.get_or_try_init(|| async { Ok(self.open(capability, column, stop).await?.handle) });
+        let handle = waiting.race(open).await.map_err(Trouble::Stopped)??;
         Ok((*handle, cell))
     }
 

@@ -324,6 +324,13 @@ impl Links {
         self.links.lock().values().for_each(|link| link.unmap(region));
     }
 
+    /// All connections that there are.
+    pub fn connections(&self) -> Vec<Arc<Connection>> {
+        let links = self.links.lock();
+        let slots = links.values().flat_map(|link| &link.slots);
+        slots.filter_map(|slot| slot.current.lock().clone()).collect()
+    }
+
     pub async fn end(&self) {
         let links: Vec<Arc<Link>> = self.links.lock().values().cloned().collect();
         for link in links {

@@ -22,6 +22,8 @@ pub struct Region {
     memory: shm::Region,
     /// Ranges whose pages are this process's alone since a node did not say whether it still writes there.
     severed: Mutex<Vec<Range<usize>>>,
+    /// In a forked child nobody may be told: the runtime's locks are as the fork found them.
+    process: u32,
     released: UnboundedSender<u32>,
 }
 
@@ -74,8 +76,10 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // Nobody listens any more when the client is closed, and its connections, which held the node's mappings, are too.
-        let _ = self.released.send(self.number);
+        if self.process == std::process::id() {
+            // Nobody listens any more when the client is closed, and its connections, which held the node's mappings, are too.
+            let _ = self.released.send(self.number);
+        }
     }
 }
 
@@ -96,6 +100,7 @@ impl Regions {
             number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
             memory,
             severed: Mutex::default(),
+            process: std::process::id(),
             released: self.released.clone(),
         };
         let region = Arc::new(region);

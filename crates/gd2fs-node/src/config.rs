@@ -2,7 +2,8 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixSocketAddr, UnixListener};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{SocketAddr as UnixSocketAddr, UnixListener, UnixStream};
 use std::path::PathBuf;
 
 use gd2fs_store::DataDirError;
@@ -152,11 +153,7 @@ pub(crate) fn listen_locally(shm: &str) -> Result<Option<(UnixListener, Address)
     };
     let attempt = || {
         if name.starts_with('/') {
-            // Left by a node that was killed; the lock on the data directory says that it does not run any more.
-            match std::fs::remove_file(&name) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            remove_left_socket(&name)?;
         }
         let listener = UnixListener::bind_addr(&socket_address(&name)?)?;
         listener.set_nonblocking(true)?;
@@ -164,6 +161,21 @@ pub(crate) fn listen_locally(shm: &str) -> Result<Option<(UnixListener, Address)
     };
     let listener = attempt().map_err(|error| StartError::Listen { address: name.clone(), error })?;
     Ok(Some((listener, Address::Shm { host: boot_id(), name })))
+}
+
+/// Removes a socket that a killed node has left; anything else is not ours to remove.
+fn remove_left_socket(path: &str) -> std::io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(there) if !there.file_type().is_socket() => {
+            Err(std::io::Error::new(std::io::ErrorKind::AlreadyExists, "there is a file that is no socket"))
+        }
+        Ok(_) => match UnixStream::connect(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+            _ => Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, "another process listens there")),
+        },
+    }
 }
 
 fn socket_address(name: &str) -> std::io::Result<UnixSocketAddr> {

@@ -129,7 +129,7 @@ impl<'a> Connection<'a> {
     /// Takes one request after the other and answers it. Ok: the peer closed, or somebody has replaced it.
     async fn requests(&mut self) -> Result<(), FrameError> {
         loop {
-            if self.batch.is_full() || !self.receiver.holds_header() {
+            if self.batch.is_full() || !self.receiver.holds_frame() {
                 self.flush().await?;
             }
             tokio::select! {
@@ -245,7 +245,11 @@ impl<'a> Connection<'a> {
         let served = reply.is_ok();
         let mut bytes = None;
         match reply {
-            Ok(Reply::Bare(frame)) => self.batch.push(frame),
+            Ok(Reply::Bare(frame)) => {
+                let moved = if frame.header.is_one_sided() { frame.header.length } else { 0 };
+                self.batch.push(frame);
+                self.batch.weigh(moved as usize);
+            }
             Ok(Reply::Json(frame, payload)) => self.batch.push_json(frame, &payload),
             Ok(Reply::Data(frame, view)) => {
                 let range = view.bytes();
@@ -273,7 +277,7 @@ impl<'a> Connection<'a> {
 
     /// Sends what is ready.
     pub(crate) async fn flush(&mut self) -> Result<(), FrameError> {
-        let Some(deadline) = self.waiting.iter().map(|waiting| waiting.deadline).min() else { return Ok(()) };
+        let Some(deadline) = self.waiting.iter().map(|waiting| waiting.deadline).max() else { return Ok(()) };
         let by = deadline.max(Instant::now() + SEND_TIME_MIN);
         // SAFETY: what the payloads are made of is kept in `waiting`; one task sends, so nothing reads them after this future
         // is dropped.

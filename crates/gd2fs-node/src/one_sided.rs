@@ -12,10 +12,11 @@ use crate::connection::{Connection, Reply};
 
 impl Connection<'_> {
     pub(crate) fn map(&mut self, frame: &Frame) -> Result<Reply, Failure> {
-        let Map { region, length } = frame.message()?;
+        // Taken whatever follows: it must not pass for that of the next MAP.
         let memory = self.stream.take_descriptor().ok_or_else(|| {
             Failure::new(Code::BadRequest, "MAP came without a descriptor; only a local socket carries one")
         })?;
+        let Map { region, length } = frame.message()?;
         // Thousands of page-table entries: not on a thread that others wait for.
         tokio::task::block_in_place(|| self.regions.map(region, memory, length))?;
         Ok(Reply::Bare(Frame::new(self.reply(&frame.header))))

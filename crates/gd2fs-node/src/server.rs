@@ -97,7 +97,18 @@ impl Listener {
     async fn accept(&self) -> io::Result<Stream> {
         match self {
             Listener::Tcp(listener) => prepare(listener.accept().await?.0),
-            Listener::Local(listener) => Ok(listener.accept().await?.0.into()),
+            Listener::Local(listener) => {
+                let stream = listener.accept().await?.0;
+                // A descriptor that is dropped here can make its dropper wait: only who may stop this process anyway sends any.
+                // SAFETY: a plain query.
+                let (peer, own) = (stream.peer_cred()?.uid(), unsafe { libc::geteuid() });
+                if peer != own && peer != 0 {
+                    let why =
+                        format!("a local client of user {peer} was refused; this node runs as user {own}");
+                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+                }
+                Ok(stream.into())
+            }
         }
     }
 }
@@ -113,7 +124,9 @@ async fn accept(listener: Listener, shared: Arc<Shared>, shutdown: watch::Receiv
                 Ok(stream) => admit(stream, &shared, &shutdown, &mut connections),
                 Err(error) => {
                     tracing::warn!(%error, "a connection was not accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    if error.kind() != io::ErrorKind::PermissionDenied {
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
                 }
             },
         }

@@ -77,7 +77,16 @@ pub fn raw(addresses: &Bound<'_, PyAny>, lengths: &Bound<'_, PyAny>) -> PyResult
 
 fn numbers(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u64>> {
     let buffer = contiguous(object, &|| name.into())?;
-    if buffer.item_size() != 8 {
+    let format = buffer.format().to_bytes();
+    let unsigned = matches!(
+        format
+            .strip_prefix(b"@")
+            .or(format.strip_prefix(b"="))
+            .or(format.strip_prefix(b"<"))
+            .unwrap_or(format),
+        b"Q" | b"L" | b"N"
+    );
+    if buffer.item_size() != 8 || !unsigned {
         return Err(refuse(
             object,
             name,

@@ -44,6 +44,11 @@ impl Batch {
         self.bytes >= BATCH_BYTES_MAX || self.frames.len() >= BATCH_FRAMES_MAX
     }
 
+    /// Counts bytes that a reply stands for: its receiver waits for it as for those.
+    pub fn weigh(&mut self, bytes: usize) {
+        self.bytes += bytes;
+    }
+
     pub fn clear(&mut self) {
         self.heads.clear();
         self.frames.clear();

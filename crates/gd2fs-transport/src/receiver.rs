@@ -49,11 +49,6 @@ impl Receiver {
         Ok(self.end > 0)
     }
 
-    /// Whether the next header is here already, so that taking it waits for nothing.
-    pub fn holds_header(&self) -> bool {
-        self.end - self.start >= HEADER_BYTES
-    }
-
     /// Whether the next frame is here already, with its payload.
     pub fn holds_frame(&self) -> bool {
         let held = &self.buffer[self.start..self.end];
@@ -164,8 +159,14 @@ impl Receiver {
 
     /// Drops what comes until the peer has closed its end.
     pub async fn drain(&mut self) {
-        while matches!(self.has_next().await, Ok(true)) {
-            self.start = self.end;
+        loop {
+            match self.has_next().await {
+                Ok(true) => self.start = self.end,
+                Ok(false) => return,
+                Err(error) if is_end(error.kind()) => return,
+                // The system is short of something; the peer may be at our memory still.
+                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+            }
         }
     }
 
@@ -225,6 +226,10 @@ impl Cursor<'_> {
         }
         !into.is_empty()
     }
+}
+
+fn is_end(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected)
 }
 
 async fn receive(stream: &Stream, into: &mut [u8]) -> io::Result<usize> {

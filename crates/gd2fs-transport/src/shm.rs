@@ -16,6 +16,8 @@ use crate::one_sided::{Moved, Remote, Segment};
 
 /// Regions of one connection: each costs the node a mapping, of which a process has 65,530.
 const REGIONS_MAX: usize = 1024;
+/// Regions of all connections: half of the mappings that a process may have.
+const MAPPINGS_MAX: usize = 32_768;
 /// Bytes of one region: more than any host has, and no overflow anywhere.
 const REGION_BYTES_MAX: u64 = 1 << 44;
 const REGION_NAME: &CStr = c"gd2fs-region";
@@ -25,7 +27,8 @@ const REGION_NAME: &CStr = c"gd2fs-region";
 pub struct Region {
     address: NonNull<u8>,
     length: usize,
-    memory: OwnedFd,
+    /// Kept by whoever made it, for its peers; thousands of a node's own would use up its descriptors.
+    memory: Option<OwnedFd>,
 }
 
 // SAFETY: a Region is an address range that it owns; who may touch which bytes is decided by requests.
@@ -46,21 +49,22 @@ impl Region {
             check(libc::fcntl(memory.as_raw_fd(), libc::F_ADD_SEALS, SEALS))?;
             memory
         };
-        Region::map(memory, length)
+        let mut region = Region::map(&memory, length)?;
+        region.memory = Some(memory);
+        Ok(region)
     }
 
     /// The memory that a client offers, if it can neither shrink nor be filled by the node.
-    fn offered(memory: OwnedFd, length: u64) -> Result<Region, Failure> {
+    fn offered(memory: &OwnedFd, length: u64) -> Result<Region, Failure> {
         let refuse = |why: &str| Err(Failure::new(Code::BadRequest, format!("the offered memory {why}")));
         if length == 0 || length > REGION_BYTES_MAX {
             return refuse("has a length of 0, or of more than 16 TiB");
         }
-        // SAFETY: a system call on our own descriptor.
-        let seals = unsafe { libc::fcntl(memory.as_raw_fd(), libc::F_GET_SEALS) };
-        if seals < 0 || seals & SEALS != SEALS {
-            return refuse("is not a memfd whose size is sealed (F_SEAL_SHRINK, F_SEAL_GROW)");
+        // A hole in reserved huge pages could not be filled again, and whoever touched it would die of it.
+        if rustix::fs::fstatfs(memory).map_err(|error| internal(error.into()))?.f_type as i64 != TMPFS_MAGIC {
+            return refuse("is not a memfd of ordinary pages");
         }
-        let (size, blocks) = file_size(&memory).map_err(internal)?;
+        let (size, blocks) = file_size(memory).map_err(internal)?;
         if size != length {
             return refuse("has another length than MAP says");
         }
@@ -71,7 +75,7 @@ impl Region {
         Region::map(memory, length as usize).map_err(internal)
     }
 
-    fn map(memory: OwnedFd, length: usize) -> io::Result<Region> {
+    fn map(memory: &OwnedFd, length: usize) -> io::Result<Region> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new shared mapping of a memfd that has `length` bytes and cannot shrink.
         let address = unsafe {
@@ -80,7 +84,8 @@ impl Region {
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let region = Region { address: NonNull::new(address.cast()).expect("not address 0"), length, memory };
+        let region =
+            Region { address: NonNull::new(address.cast()).expect("not address 0"), length, memory: None };
         // SAFETY: the range was just mapped by us.
         if unsafe { libc::madvise(address, length, libc::MADV_POPULATE_WRITE) } != 0 {
             return Err(io::Error::last_os_error());
@@ -102,7 +107,7 @@ impl Region {
 
     /// For the peer: another descriptor of the same memory.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
-        self.memory.try_clone()
+        self.memory.as_ref().ok_or(io::ErrorKind::Unsupported)?.try_clone()
     }
 
     /// Puts fresh private pages in the place of `[start, start + length)`, whole pages of this process's view: whatever a peer
@@ -133,6 +138,8 @@ impl Drop for Region {
     }
 }
 
+/// `TMPFS_MAGIC` of linux/magic.h.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
 pub fn page_bytes() -> usize {
@@ -157,20 +164,52 @@ pub struct Mappings {
 }
 
 impl Mappings {
-    fn map(&self, memory: OwnedFd, length: u64) -> Result<Arc<Region>, Failure> {
-        let stat = rustix::fs::fstat(&memory).map_err(|error| internal(error.into()))?;
+    fn map(&self, memory: &OwnedFd, length: u64) -> Result<Arc<Region>, Failure> {
+        check_descriptor(memory)?;
+        let stat = rustix::fs::fstat(memory).map_err(|error| internal(error.into()))?;
         let key = (stat.st_dev, stat.st_ino);
-        let mut by_file = self.by_file.lock();
-        if let Some(region) = by_file.get(&key).and_then(Weak::upgrade)
-            && region.len() as u64 == length
+        let known = |by_file: &HashMap<(u64, u64), Weak<Region>>| {
+            by_file.get(&key).and_then(Weak::upgrade).filter(|region| region.len() as u64 == length)
+        };
         {
-            return Ok(region);
+            let mut by_file = self.by_file.lock();
+            if let Some(region) = known(&by_file) {
+                return Ok(region);
+            }
+            by_file.retain(|_, region| region.strong_count() > 0);
+            if by_file.len() >= MAPPINGS_MAX {
+                let message =
+                    format!("{MAPPINGS_MAX} regions are mapped on this node; use fewer, larger ones");
+                return Err(Failure::new(Code::Overloaded, message));
+            }
         }
-        by_file.retain(|_, region| region.strong_count() > 0);
+        // Thousands of page-table entries: not while others wait for the lock.
         let region = Arc::new(Region::offered(memory, length)?);
+        let mut by_file = self.by_file.lock();
+        if let Some(earlier) = known(&by_file) {
+            return Ok(earlier);
+        }
         by_file.insert(key, Arc::downgrade(&region));
         Ok(region)
     }
+}
+
+/// Only a memfd whose size is sealed, and that its sender may write, is looked at any further: anything else may be a file that
+/// makes whoever asks wait.
+fn check_descriptor(memory: &OwnedFd) -> Result<(), Failure> {
+    let refuse = |why: &str| Err(Failure::new(Code::BadRequest, format!("the offered memory {why}")));
+    // SAFETY: system calls on our own descriptor.
+    let (seals, flags) = unsafe {
+        let fd = memory.as_raw_fd();
+        (libc::fcntl(fd, libc::F_GET_SEALS), libc::fcntl(fd, libc::F_GETFL))
+    };
+    if seals < 0 || seals & SEALS != SEALS {
+        return refuse("is not a memfd whose size is sealed (F_SEAL_SHRINK, F_SEAL_GROW)");
+    }
+    if flags < 0 || flags & libc::O_ACCMODE != libc::O_RDWR {
+        return refuse("is not open for reading and writing");
+    }
+    Ok(())
 }
 
 /// What a client has registered on one connection. Its mappings go with the connection.
@@ -192,7 +231,7 @@ impl Regions {
         if self.by_number.read().len() >= REGIONS_MAX {
             return refuse(Code::Overloaded, format!("{REGIONS_MAX} regions are registered; UNMAP some"));
         }
-        let region = self.mappings.map(memory, length)?;
+        let region = self.mappings.map(&memory, length)?;
         let mut by_number = self.by_number.write();
         let known = by_number.entry(number).or_insert_with(|| region.clone());
         if !Arc::ptr_eq(known, &region) {

@@ -136,6 +136,11 @@ impl Stream {
         self.shutdown(if self.is_local() { libc::SHUT_WR } else { libc::SHUT_RDWR });
     }
 
+    /// Ends both directions, of a local stream too.
+    pub fn shut(&self) {
+        self.shutdown(libc::SHUT_RDWR);
+    }
+
     /// Whether the peer of a local stream has ended it, or is gone: whatever it asked for, it does not wait for it any more.
     pub fn is_ended_by_peer(&self) -> bool {
         let Stream::Local(local) = self else { return false };

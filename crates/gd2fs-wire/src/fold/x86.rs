@@ -241,7 +241,8 @@ fn prefetch<const STORE: u8>(from: *const u8, to: *mut u8) {
 unsafe fn vector<const STORE: u8>(from: &Vector, to: *mut u8) -> __m256i {
     // SAFETY: both types are 32 bytes of any value; the rest is the caller's promise.
     unsafe {
-        let vector = std::mem::transmute::<Vector, __m256i>(*from);
+        let vector =
+            if STORE == NOWHERE { std::mem::transmute::<Vector, __m256i>(*from) } else { load_once(from) };
         match STORE {
             STREAMING => _mm256_stream_si256(to.cast(), vector),
             CACHED => *to.cast::<Vector>() = std::mem::transmute::<__m256i, Vector>(vector),
@@ -249,6 +250,22 @@ unsafe fn vector<const STORE: u8>(from: &Vector, to: *mut u8) -> __m256i {
         }
         vector
     }
+}
+
+/// Loads a vector by an instruction that the compiler can't repeat, so that what is stored is what is summed.
+///
+/// # Safety
+/// The 32 bytes can be read.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_once(from: *const Vector) -> __m256i {
+    let vector: __m256i;
+    // SAFETY: reads the 32 bytes that the caller promised, and nothing else.
+    unsafe {
+        std::arch::asm!("vmovdqu {}, [{}]", out(ymm_reg) vector, in(reg) from,
+                        options(readonly, nostack, preserves_flags));
+    }
+    vector
 }
 
 /// Passes over a line, summing with the crc32 instruction. The words come out of the loaded vectors, not out of memory again:
@@ -333,7 +350,10 @@ unsafe fn pass_short<const SUM: bool, const STORE: u8>(
     // SAFETY: the caller's promise, within `length`.
     unsafe {
         while length - done >= WORD {
-            let word = from.wrapping_add(done).cast::<u64>().read_unaligned();
+            let word: u64;
+            // As `load_once`.
+            std::arch::asm!("mov {}, [{}]", out(reg) word, in(reg) from.wrapping_add(done),
+                            options(readonly, nostack, preserves_flags));
             if STORE != NOWHERE {
                 to.wrapping_add(done).cast::<u64>().write_unaligned(word);
             }
