@@ -136,9 +136,14 @@ impl Stream {
         self.shutdown(if self.is_local() { libc::SHUT_WR } else { libc::SHUT_RDWR });
     }
 
-    /// Ends both directions, of a local stream too.
+    /// Drops the connection with all that is under way in it, whoever still holds this object: a peer that waits for room to send
+    /// more, which a mere shutdown would leave waiting, wakes too.
     pub fn shut(&self) {
-        self.shutdown(libc::SHUT_RDWR);
+        let Stream::Tcp(stream) = self else { return self.shutdown(libc::SHUT_RDWR) };
+        let nobody = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
+        // SAFETY: the descriptor is open, and the address lives and is as long as is said. That it fails for a connection that has
+        // ended already is fine.
+        unsafe { libc::connect(stream.as_raw_fd(), &raw const nobody, size_of_val(&nobody) as u32) };
     }
 
     /// Whether the peer of a local stream has ended it, or is gone: whatever it asked for, it does not wait for it any more.

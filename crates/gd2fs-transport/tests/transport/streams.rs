@@ -160,6 +160,27 @@ fn the_end_of_one_side_wakes_the_other() {
 }
 
 #[test]
+fn a_peer_that_waits_for_room_wakes_when_the_stream_is_shut() {
+    for carrier in ["tcp", "local"] {
+        run(async {
+            let (one, other) = pair(carrier).await;
+            let sender = tokio::spawn(async move {
+                let mut payload = vec![7; 64 << 20];
+                let mut batch = Batch::default();
+                batch.push_data(write(1, 0, &payload), list(&mut payload, &[64 << 20]));
+                // SAFETY: the payload outlives the batch and is not written.
+                unsafe { batch.send(&one) }.await
+            });
+            // Long enough to fill the buffers of both ends; the descriptor of `other` stays open.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            assert!(!sender.is_finished());
+            other.shut();
+            assert!(sender.await.unwrap().is_err(), "{carrier}");
+        });
+    }
+}
+
+#[test]
 fn a_local_peer_that_is_gone_is_noticed_without_reading() {
     run(async {
         let (one, other) = pair("local").await;
