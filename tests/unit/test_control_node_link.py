@@ -48,6 +48,9 @@ class Reader:
         assert KEYS.verify(token, Token).role == "control"
         self.done: list[tuple[int, int, int, str]] = []
 
+    def file(self, layout: str) -> str:
+        return layout
+
     def submit_read(self, layout: str, offset: int, buffers: list[Any], timeout_ms: int) -> int:
         if json.loads(layout)["path"] == "/lost":
             self.done.append((1, errors.Lost.code, 0, "gone"))
