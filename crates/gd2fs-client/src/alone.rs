@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::call::{Call, Reply};
+use crate::handles::deadline_ms;
 use crate::one_sided::Held;
 use crate::part::header_for;
 use crate::request::{Direction, Request, Shared};
@@ -34,7 +35,7 @@ pub(crate) fn start(
         return Some(request);
     };
     let mut header = header_for(shared, &layout, request.direction, part, handle, &column.replicas[0]);
-    header.deadline_ms = u32::try_from(request.stopper.remaining().as_millis()).unwrap_or(u32::MAX).max(1);
+    header.deadline_ms = deadline_ms(&request.stopper.stop());
     let call = if connection.is_local() {
         let Some(direct) = shared.regions.direct(&request.memory, request.direction) else {
             return Some(request);

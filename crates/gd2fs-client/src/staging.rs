@@ -66,9 +66,7 @@ impl Ring {
         }
         let mut free = self.free.lock();
         let rest = free.len() - count;
-        let mut indices = free.split_off(rest);
-        // Neighbours make one segment.
-        indices.sort_unstable();
+        let indices = free.split_off(rest);
         Ok(Slots { ring: self.clone(), indices, length, _permits: permits })
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use gd2fs_store::ReadView;
 use gd2fs_transport::shm::Regions;
-use gd2fs_transport::{Batch, Frame, FrameError, Memory, Receiver, Slice, Stream};
+use gd2fs_transport::{Batch, Frame, FrameError, Receiver, Stream};
 use gd2fs_wire::{Code, Failure, Header, Opcode, Token};
 use tokio::sync::watch;
 use tokio::time::{timeout, timeout_at};
@@ -16,6 +16,7 @@ use tokio::time::{timeout, timeout_at};
 use crate::fences::Membership;
 use crate::hello;
 use crate::open::Handle;
+use crate::read::memory_of;
 use crate::server::{Running, Shared};
 use crate::stats::Stats;
 
@@ -252,11 +253,8 @@ impl<'a> Connection<'a> {
             }
             Ok(Reply::Json(frame, payload)) => self.batch.push_json(frame, &payload),
             Ok(Reply::Data(frame, view)) => {
-                let range = view.bytes();
-                // SAFETY: the view is kept until the batch is sent or dropped, and with it the range, alive and unchanged. The
-                // cast loses only `const`: sending reads.
-                let slice = unsafe { Slice::new(range.as_ptr().cast_mut(), range.len()) };
-                self.batch.push_data(frame, Memory::from(slice));
+                self.batch.push_data(frame, memory_of(&view));
+                // Kept until the batch is sent or dropped.
                 bytes = Some(view);
             }
             Err(failure) => {

@@ -3,12 +3,14 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use gd2fs_transport::one_sided::{self, Remote};
-use gd2fs_transport::{Frame, Memory, Segment, Slice};
+use gd2fs_transport::{Frame, Segment};
 use gd2fs_wire::capability::Right;
 use gd2fs_wire::messages::{Map, Unmap};
 use gd2fs_wire::{Code, Failure, Header};
 
 use crate::connection::{Connection, Reply};
+use crate::read::memory_of;
+use crate::write::memory_for;
 
 impl Connection<'_> {
     pub(crate) fn map(&mut self, frame: &Frame) -> Result<Reply, Failure> {
@@ -37,9 +39,8 @@ impl Connection<'_> {
         let mut view = handle.column.read(header.epoch, header.offset, header.length, summed)?;
         let moved = view.bytes().len();
         let segments = first(segments, moved as u64);
-        // SAFETY: the view keeps the range alive and unchanged. The cast loses only `const`: it is read.
-        let from = Memory::from(unsafe { Slice::new(view.bytes().as_ptr().cast_mut(), moved) });
-        // SAFETY: as above.
+        let from = memory_of(&view);
+        // SAFETY: the view outlives the move, and keeps its bytes alive and unchanged.
         let sums = unsafe { self.regions.put(header.offset, &from, &segments, summed) }.await?;
         if let Some(piece) = sums.iter().zip(&view.sums).position(|(moved, stored)| moved != stored) {
             let message = format!(
@@ -62,11 +63,7 @@ impl Connection<'_> {
         let segments = one_sided::decode(&frame.ext, u64::from(header.length))?;
         let grant = handle.capability.grant;
         let ticket = handle.column.begin_write(header.epoch, grant, header.offset, header.length)?;
-        let into = {
-            let (address, length) = ticket.target();
-            // SAFETY: the range is the ticket's own until it is published or dropped.
-            Memory::from(unsafe { Slice::new(address, length) })
-        };
+        let into = memory_for(&ticket);
         // SAFETY: the ticket outlives the move, and nobody else uses its range.
         let sums = unsafe { self.regions.get(header.offset, &segments, &into) }.await?;
         let expected = (!frame.sums.is_empty()).then_some(frame.sums.as_slice());

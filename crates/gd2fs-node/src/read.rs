@@ -2,7 +2,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use gd2fs_transport::Frame;
+use gd2fs_store::ReadView;
+use gd2fs_transport::{Frame, Memory, Slice};
 use gd2fs_wire::capability::Right;
 use gd2fs_wire::{Failure, Header};
 
@@ -16,4 +17,11 @@ impl Connection<'_> {
         let sums = std::mem::take(&mut view.sums);
         Ok(Reply::Data(Frame { header: self.reply(header), ext: Vec::new(), sums }, view))
     }
+}
+
+/// The bytes of a view, alive and unchanged as long as it is.
+pub(crate) fn memory_of(view: &ReadView) -> Memory {
+    let bytes = view.bytes();
+    // SAFETY: whoever uses it keeps the view for as long. The cast loses only `const`: it is read.
+    Memory::from(unsafe { Slice::new(bytes.as_ptr().cast_mut(), bytes.len()) })
 }

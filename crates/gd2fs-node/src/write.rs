@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use gd2fs_store::WriteTicket;
 use gd2fs_transport::{Frame, Memory, Slice};
 use gd2fs_wire::capability::Right;
 use gd2fs_wire::sums::PieceSums;
@@ -16,11 +17,7 @@ impl Connection<'_> {
         self.check_not_fenced()?;
         let grant = handle.capability.grant;
         let ticket = handle.column.begin_write(header.epoch, grant, header.offset, header.length)?;
-        let memory = {
-            let (address, length) = ticket.target();
-            // SAFETY: the range is the ticket's own until it is published or dropped.
-            Memory::from(unsafe { Slice::new(address, length) })
-        };
+        let memory = memory_for(&ticket);
         let mut sums = PieceSums::new(header.offset);
         // SAFETY: the ticket outlives the receive, and nobody else uses its range. Both live in this one future: a deadline
         // or a shutdown that drops it stops the receive (the only call that writes there is made by polling it) before the
@@ -41,4 +38,11 @@ impl Connection<'_> {
         }
         Ok(())
     }
+}
+
+/// Where the bytes of a write belong: its own until the ticket is published or dropped.
+pub(crate) fn memory_for(ticket: &WriteTicket) -> Memory {
+    let (address, length) = ticket.target();
+    // SAFETY: whoever moves bytes there keeps the ticket for as long.
+    Memory::from(unsafe { Slice::new(address, length) })
 }

@@ -35,10 +35,6 @@ impl Batch {
         self.frames.is_empty()
     }
 
-    pub fn len(&self) -> usize {
-        self.frames.len()
-    }
-
     /// Another frame would only wait longer.
     pub fn is_full(&self) -> bool {
         self.bytes >= BATCH_BYTES_MAX || self.frames.len() >= BATCH_FRAMES_MAX
