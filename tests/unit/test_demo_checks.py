@@ -189,7 +189,6 @@ def test_a_failed_check_is_an_exit_code_and_the_whole_result(
 ) -> None:
     bad = {"turns": [], "checks": [Check("it works", False, "it does not").describe()], "ok": False}
     monkeypatch.setattr(run, "_perform", lambda *_: bad)
-    monkeypatch.setattr(run, "_forget_configuration", lambda _: None)
     with pytest.raises(CommandFailed, match="it works") as caught:
         run.run_demo(None, None, as_json=True)
     assert caught.value.data == bad and caught.value.exit_code == 1
