@@ -4,9 +4,8 @@
 //! request in the table while it receives into its memory; a call that gives up takes its own request out, and if its memory
 //! is in use just then, it shuts the connection down and waits for the connection's end.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +16,7 @@ use gd2fs_wire::code::{Code, Failure};
 use gd2fs_wire::header::{CONTROL_BYTES_MAX, Header, Opcode};
 use gd2fs_wire::messages::{Map, Unmap};
 use gd2fs_wire::sums::PieceSums;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, OnceCell, oneshot, watch};
 use tokio::time::timeout;
@@ -26,7 +25,9 @@ use crate::call::{Call, Outgoing, Reply, bad_reply, check_reply, sums_of, verify
 use crate::completion::Completions;
 use crate::dial::Dialed;
 use crate::handles::{Handles, deadline_ms};
+use crate::left::Left;
 use crate::one_sided::Held;
+use crate::pending::{Done, Pending, Queued, Table, finish};
 use crate::stop::{Stop, Stopper};
 use crate::trouble::Trouble;
 
@@ -59,73 +60,10 @@ pub(crate) struct Connection {
     completions: Option<Arc<Completions>>,
 }
 
-/// Called once, when nothing touches the request's memory any more; by whoever finds that out, so it must not wait.
-type Done = Box<dyn FnOnce(Result<Reply, Trouble>) + Send>;
-
-struct Table {
-    /// Number of the request in `pending[0]`. A node answers in the order of sending, so the requests that wait lie close.
-    first: u64,
-    pending: VecDeque<Option<Pending>>,
-    /// Bounded by the link's window, as `pending` is.
-    outbox: VecDeque<Queued>,
-    /// What the writer is sending now: everything below has gone, everything from its end on waits in the outbox.
-    sending: Range<u64>,
-    /// Set once: nothing is sent or received any more.
-    end: Option<Failure>,
-    frames_heard: u64,
-}
-
-struct Queued {
-    frame: Frame,
-    out: Outgoing,
-}
-
-struct Pending {
-    asked: Header,
-    landing: Option<Memory>,
-    held: Held,
-    done: Done,
-    /// The reader is receiving into `landing`.
-    receiving: bool,
-    /// It was given up, and will be told so whatever comes.
-    given_up: Option<Trouble>,
-    since: Instant,
-    frames_heard: u64,
-}
-
-impl Table {
-    fn next(&self) -> u64 {
-        self.first + self.pending.len() as u64
-    }
-
-    fn pending(&mut self, number: u64) -> Option<&mut Option<Pending>> {
-        let index = number.checked_sub(self.first)?;
-        self.pending.get_mut(usize::try_from(index).ok()?)
-    }
-
-    fn remove(&mut self, number: u64) -> Option<Pending> {
-        let removed = self.pending(number)?.take();
-        while matches!(self.pending.front(), Some(None)) {
-            self.pending.pop_front();
-            self.first += 1;
-        }
-        removed
-    }
-}
-
 impl Connection {
     /// Must run inside the client's runtime: what sends and receives is spawned there.
     pub fn start(dialed: Dialed, doubted: Arc<AtomicU64>) -> Arc<Connection> {
         let Dialed { stream, receiver, generation, incarnation, completions } = dialed;
-        // Number 0 was HELLO's.
-        let table = Table {
-            first: 1,
-            pending: VecDeque::new(),
-            outbox: VecDeque::new(),
-            sending: 1..1,
-            end: None,
-            frames_heard: 0,
-        };
         let connection = Arc::new(Connection {
             generation,
             incarnation,
@@ -133,7 +71,7 @@ impl Connection {
             stream,
             runtime: Handle::current(),
             mapped: Mutex::default(),
-            table: Mutex::new(table),
+            table: Mutex::new(Table::new()),
             queued: Notify::new(),
             closing: watch::Sender::new(false),
             ended: watch::Sender::new(false),
@@ -506,86 +444,4 @@ impl Connection {
         pending.receiving = true;
         Ok(Some((pending.landing.take(), pending.asked.is_raw())))
     }
-}
-
-/// What the node may still be writing to when a connection has ended.
-#[derive(Default)]
-struct Left {
-    doubtful: Vec<Pending>,
-    /// Their requests have ended: nobody waits for slots of a ring.
-    slots: Vec<Held>,
-}
-
-impl Left {
-    fn is_empty(&self) -> bool {
-        self.doubtful.is_empty() && self.slots.is_empty()
-    }
-
-    /// The node has ended: nothing of it is in use any more.
-    fn free(mut self) {
-        self.slots.clear();
-        self.doubtful.drain(..).for_each(Pending::finish);
-    }
-
-    /// Takes the memory away from a node that does not say whether it still writes there.
-    async fn sever(mut self, mut receiver: Option<&mut Receiver>) {
-        self.retire_slots();
-        while let Some(pending) = self.doubtful.last() {
-            if let Err(error) = pending.held.sever() {
-                // The system has no mapping left for us. The node may end meanwhile, or somebody give mappings back.
-                tracing::error!(%error, "memory under a transfer of a node that does not answer can't be severed");
-                let pause = tokio::time::sleep(Duration::from_secs(1));
-                match &mut receiver {
-                    None => pause.await,
-                    Some(receiver) => tokio::select! {
-                        () = receiver.drain() => return self.free(),
-                        () = pause => {}
-                    },
-                }
-                continue;
-            }
-            self.doubtful.pop().expect("just seen").finish();
-        }
-    }
-
-    fn retire_slots(&mut self) {
-        for held in self.slots.drain(..) {
-            // Gives up all of their ring, which never fails.
-            let _ = held.sever();
-        }
-    }
-}
-
-impl Drop for Left {
-    /// A runtime that ends in the middle: what is still in doubt is severed here, before anybody is told that it is free.
-    fn drop(&mut self) {
-        self.retire_slots();
-        for pending in self.doubtful.drain(..) {
-            if let Err(error) = pending.held.sever() {
-                tracing::error!(%error, "memory under a transfer can't be severed");
-            }
-        }
-    }
-}
-
-impl Pending {
-    /// Ends it as what it was given up for.
-    fn finish(self) {
-        let failure = self.given_up.expect("set by whoever gave it up");
-        (self.done)(Err(failure));
-    }
-}
-
-/// Ends a request whose memory nothing touches any more.
-fn finish(mut table: MutexGuard<'_, Table>, number: u64, failure: Failure) {
-    let Some(Some(pending)) = table.pending(number) else { return };
-    let sent = pending.given_up.is_some();
-    let done = if sent && matches!(pending.held, Held::Slots { .. }) {
-        // Slots stay where they are until the node has answered; their user does not wait for that.
-        std::mem::replace(&mut pending.done, Box::new(|_| ()))
-    } else {
-        table.remove(number).expect("just seen").done
-    };
-    drop(table);
-    done(Err(Trouble::Stopped(failure)));
 }
