@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from io import BufferedReader
 from typing import Any
 
 from gd2fs import _native
@@ -88,7 +89,7 @@ class FakeNode:
                     header = _native.header_decode(head)
                     ext = stream.read(header["ext_bytes"])
                     stream.read(header["sums_bytes"])
-                    payload = stream.read(header["length"]) if header["opcode"] == WRITE else b""
+                    payload = self.receive(one, stream, header) if header["opcode"] == WRITE else b""
                     self.seen.append(header)
                     reply = self.twist(header, self._answer(header, ext, payload))
                     if reply is None:
@@ -96,6 +97,10 @@ class FakeNode:
                     one.sendall(reply)
             except OSError:
                 return
+
+    def receive(self, one: socket.socket, stream: BufferedReader, header: dict[str, int]) -> bytes:
+        """The payload of a WRITE; subclasses answer before they have it."""
+        return stream.read(header["length"])
 
     def _answer(self, header: dict[str, int], ext: bytes, payload: bytes) -> bytes:
         if header["opcode"] == HELLO:

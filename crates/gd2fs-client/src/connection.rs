@@ -50,6 +50,8 @@ pub(crate) struct Connection {
     /// Regions that the node has mapped for this connection, or is mapping.
     mapped: Mutex<HashMap<u32, Arc<OnceCell<()>>>>,
     table: Mutex<Table>,
+    /// The last request whose frame the system has taken: of it and those before it the sender uses no memory any more.
+    handed_over: AtomicU64,
     /// Something was put into the outbox.
     queued: Notify,
     closing: watch::Sender<bool>,
@@ -72,6 +74,7 @@ impl Connection {
             runtime: Handle::current(),
             mapped: Mutex::default(),
             table: Mutex::new(Table::new()),
+            handed_over: AtomicU64::new(0),
             queued: Notify::new(),
             closing: watch::Sender::new(false),
             ended: watch::Sender::new(false),
@@ -191,14 +194,14 @@ impl Connection {
         let number = table.next();
         frame.header.request = number;
         let (asked, frames_heard) = (frame.header, table.frames_heard);
-        let (receiving, given_up) = (false, None);
+        let (receiving, outcome) = (false, None);
         table.pending.push_back(Some(Pending {
             asked,
             landing,
             held,
             done,
             receiving,
-            given_up,
+            outcome,
             since,
             frames_heard,
         }));
@@ -215,18 +218,18 @@ impl Connection {
     /// being received.
     pub fn give_up(self: &Arc<Self>, number: u64, failure: Failure) {
         let mut table = self.table.lock();
-        let sending = table.sending.clone();
+        let unsent = table.unsent;
         let Some(Some(pending)) = table.pending(number) else { return };
-        if number >= sending.end {
+        if number >= unsent {
             // It was never sent: nobody but us has heard of it.
             let index = table.outbox.iter().position(|queued| queued.frame.header.request == number);
             index.and_then(|index| table.outbox.remove(index));
             return finish(table, number, failure);
         }
-        let write = pending.asked.opcode == Opcode::Write as u8;
+        let write = pending.is_write();
         let (heard, since) = (pending.frames_heard, pending.since);
-        pending.given_up = Some(Trouble::Stopped(failure.clone()));
-        if pending.receiving || (write && sending.contains(&number)) {
+        pending.outcome = Some(Trouble::Stopped(failure.clone()));
+        if pending.receiving || (write && !self.is_handed_over(number)) {
             // Its memory is in use here, until the connection's end.
             drop(table);
             return self.shut();
@@ -300,19 +303,17 @@ impl Connection {
             // Whatever was malformed, a caller can only know that the connection broke with its request under way.
             table.end = Some(Failure::new(Code::Disconnected, why));
             table.outbox.clear();
-            (table.first, table.sending.end, std::mem::take(&mut table.pending))
+            (table.first, table.unsent, std::mem::take(&mut table.pending))
         };
         let sent = |number: u64| number < unsent;
-        let written = |pending: &Option<Pending>| {
-            pending.as_ref().is_some_and(|p| p.asked.opcode == Opcode::Write as u8)
-        };
+        let written = |pending: &Option<Pending>| pending.as_ref().is_some_and(Pending::is_write);
         if (first..).zip(&pending).any(|(number, pending)| sent(number) && written(pending)) {
             self.doubted.fetch_max(self.generation, Ordering::SeqCst);
         }
         let mut left = Left::default();
         for (number, pending) in (first..).zip(pending) {
             let Some(mut pending) = pending else { continue };
-            pending.given_up.get_or_insert_with(|| Trouble::Lost(Failure::new(Code::Disconnected, why)));
+            pending.outcome.get_or_insert_with(|| Trouble::Lost(Failure::new(Code::Disconnected, why)));
             if sent(number) && pending.held.is_in_doubt(&pending.asked) {
                 left.doubtful.push(pending);
                 continue;
@@ -351,17 +352,18 @@ impl Connection {
                         }
                     }
                 }
-                let upto = table.outbox.front().map_or(table.next(), |queued| queued.frame.header.request);
-                table.sending = table.sending.end..upto;
+                table.unsent =
+                    table.outbox.front().map_or(table.next(), |queued| queued.frame.header.request);
             }
             if batch.is_empty() {
                 self.queued.notified().await;
                 continue;
             }
             // SAFETY: the memory is the caller's until its request completes, which `call` sees to.
-            if let Err(error) = unsafe { batch.send(&self.stream) }.await {
+            if let Err(error) = unsafe { batch.send_counted(&self.stream, &self.handed_over) }.await {
                 return FrameError::Io(error).into_failure();
             }
+            self.finish_refused();
         }
     }
 
@@ -418,14 +420,36 @@ impl Connection {
         if header.code() != Code::Ok {
             result = Err(frame.failure());
         }
-        let Some(pending) = self.table.lock().remove(header.request) else { return Ok(()) };
-        let reply = result.map(|()| Reply { frame, json, _held: pending.held });
-        (pending.done)(reply.map_err(|failure| match failure.code {
+        let trouble = |failure: Failure| match failure.code {
             // What we sent was damaged on its way, or nonsense; the node has closed the connection, and changed nothing.
             Code::BadFrame => Trouble::Lost(failure),
             _ => Trouble::Refused(failure),
-        }));
+        };
+        let mut table = self.table.lock();
+        if !self.is_handed_over(header.request)
+            && let Err(failure) = result
+        {
+            table.refuse_early(header.request, trouble(failure));
+            return Ok(());
+        }
+        let Some(pending) = table.remove(header.request) else { return Ok(()) };
+        drop(table);
+        let reply = result.map(|()| Reply { frame, json, _held: pending.held });
+        (pending.done)(reply.map_err(trouble));
         Ok(())
+    }
+
+    fn is_handed_over(&self, number: u64) -> bool {
+        number <= self.handed_over.load(Ordering::Acquire)
+    }
+
+    /// Ends what the node refused while it was being sent, now that it has been.
+    fn finish_refused(&self) {
+        let refused = self.table.lock().take_refused();
+        if !refused.is_empty() {
+            refused.into_iter().for_each(Pending::finish);
+            self.announce();
+        }
     }
 
     /// Checks a reply against what was asked, and takes the memory for its data; None if nobody waits any more. The entry stays
@@ -436,11 +460,14 @@ impl Connection {
         if !header.is_response() || header.incarnation != self.incarnation {
             return Err(bad_reply("neither a reply nor of this incarnation".into()));
         }
-        if header.request == 0 || header.request >= table.sending.end {
+        if header.request == 0 || header.request >= table.unsent {
             return Err(bad_reply(format!("request {} was never sent", header.request)));
         }
         let Some(Some(pending)) = table.pending(header.request) else { return Ok(None) };
         check_reply(&pending.asked, header)?;
+        if header.code() == Code::Ok && !self.is_handed_over(header.request) {
+            return Err(bad_reply(format!("request {} was done before it was sent", header.request)));
+        }
         pending.receiving = true;
         Ok(Some((pending.landing.take(), pending.asked.is_raw())))
     }

@@ -1,12 +1,11 @@
 //! The requests of one connection that have no answer yet.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::time::Instant;
 
 use gd2fs_transport::{Frame, Memory};
 use gd2fs_wire::code::Failure;
-use gd2fs_wire::header::Header;
+use gd2fs_wire::header::{Header, Opcode};
 use parking_lot::MutexGuard;
 
 use crate::call::{Outgoing, Reply};
@@ -22,8 +21,10 @@ pub(crate) struct Table {
     pub pending: VecDeque<Option<Pending>>,
     /// Bounded by the link's window, as `pending` is.
     pub outbox: VecDeque<Queued>,
-    /// What the writer is sending now: everything below has gone, everything from its end on waits in the outbox.
-    pub sending: Range<u64>,
+    /// Everything from this number on waits in the outbox.
+    pub unsent: u64,
+    /// Requests of the batch that is being sent which the node has refused already.
+    pub refused_early: Vec<u64>,
     /// Set once: nothing is sent or received any more.
     pub end: Option<Failure>,
     pub frames_heard: u64,
@@ -41,8 +42,8 @@ pub(crate) struct Pending {
     pub done: Done,
     /// The reader is receiving into `landing`.
     pub receiving: bool,
-    /// It was given up, and will be told so whatever comes.
-    pub given_up: Option<Trouble>,
+    /// How it ends, whatever comes: it was given up, or refused, while its memory was in use.
+    pub outcome: Option<Trouble>,
     pub since: Instant,
     pub frames_heard: u64,
 }
@@ -54,7 +55,8 @@ impl Table {
             first: 1,
             pending: VecDeque::new(),
             outbox: VecDeque::new(),
-            sending: 1..1,
+            unsent: 1,
+            refused_early: Vec::new(),
             end: None,
             frames_heard: 0,
         }
@@ -77,20 +79,39 @@ impl Table {
         }
         removed
     }
+
+    /// The node has refused what it has not received completely, and drops the rest of it: the request ends when that is sent.
+    pub fn refuse_early(&mut self, number: u64, trouble: Trouble) {
+        let Some(Some(pending)) = self.pending(number) else { return };
+        pending.receiving = false;
+        pending.outcome.get_or_insert(trouble);
+        if !self.refused_early.contains(&number) {
+            self.refused_early.push(number);
+        }
+    }
+
+    /// What was refused early, once all that was being sent is sent.
+    pub fn take_refused(&mut self) -> Vec<Pending> {
+        std::mem::take(&mut self.refused_early).into_iter().filter_map(|number| self.remove(number)).collect()
+    }
 }
 
 impl Pending {
-    /// Ends it as what it was given up for.
+    pub fn is_write(&self) -> bool {
+        self.asked.opcode == Opcode::Write as u8
+    }
+
+    /// Ends it as was decided before.
     pub fn finish(self) {
-        let failure = self.given_up.expect("set by whoever gave it up");
-        (self.done)(Err(failure));
+        let trouble = self.outcome.expect("set by whoever left it here");
+        (self.done)(Err(trouble));
     }
 }
 
 /// Ends a request whose memory nothing touches any more.
 pub(crate) fn finish(mut table: MutexGuard<'_, Table>, number: u64, failure: Failure) {
     let Some(Some(pending)) = table.pending(number) else { return };
-    let sent = pending.given_up.is_some();
+    let sent = pending.outcome.is_some();
     let done = if sent && matches!(pending.held, Held::Slots { .. }) {
         // Slots stay where they are until the node has answered; their user does not wait for that.
         std::mem::replace(&mut pending.done, Box::new(|_| ()))

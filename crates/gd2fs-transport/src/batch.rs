@@ -3,6 +3,7 @@
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::frame::Frame;
 use crate::memory::Memory;
@@ -20,8 +21,11 @@ pub struct Batch {
 }
 
 struct Cut {
+    request: u64,
     /// Where in `heads` this frame ends.
     head_end: usize,
+    /// And where in all that goes out.
+    end: usize,
     payload: Memory,
 }
 
@@ -78,8 +82,10 @@ impl Batch {
         let begin = self.heads.len();
         frame.encode_into(json, &mut self.heads);
         self.heads.extend_from_slice(json);
-        self.bytes += self.heads.len() - begin + payload.len();
-        self.frames.push(Cut { head_end: self.heads.len(), payload });
+        let (head_end, length) = (self.heads.len(), self.heads.len() - begin + payload.len());
+        self.bytes += length;
+        let end = self.frames.last().map_or(0, |last| last.end) + length;
+        self.frames.push(Cut { request: frame.header.request, head_end, end, payload });
     }
 
     /// Sends all of it. If the future is dropped before that, the stream is of no use any more.
@@ -87,9 +93,30 @@ impl Batch {
     /// # Safety
     /// The memory of every payload is valid and nobody writes it until this returns or the future is dropped.
     pub async unsafe fn send(&self, stream: &Stream) -> io::Result<()> {
+        let handed_over = AtomicU64::new(0);
+        // SAFETY: the caller's promise.
+        unsafe { self.send_counted(stream, &handed_over) }.await
+    }
+
+    /// As `send`; `handed_over` is told the number of each request whose frame the system has taken: nothing here touches its
+    /// memory from then on.
+    ///
+    /// # Safety
+    /// As for `send`, for each payload until it is handed over.
+    pub async unsafe fn send_counted(&self, stream: &Stream, handed_over: &AtomicU64) -> io::Result<()> {
+        let (mut gone, mut waiting) = (0, self.frames.as_slice());
+        let mut hand_over = |bytes: usize| {
+            gone += bytes;
+            while let [first, rest @ ..] = waiting
+                && first.end <= gone
+            {
+                handed_over.store(first.request, Ordering::Release);
+                waiting = rest;
+            }
+        };
         let mut slices = Vec::with_capacity(2 * self.frames.len());
         let (mut begin, mut since) = (0, 0);
-        for Cut { head_end, payload } in &self.frames {
+        for Cut { head_end, payload, .. } in &self.frames {
             since = *head_end;
             if payload.is_empty() {
                 // Heads without payload between them are one slice.
@@ -112,6 +139,7 @@ impl Batch {
                     other => break other?,
                 }
             };
+            hand_over(sent);
             IoSlice::advance_slices(&mut rest, sent);
         }
         // Drops leading empty slices, so that a write of nothing is never taken for a closed connection.
@@ -120,7 +148,10 @@ impl Batch {
             stream.writable().await?;
             match stream.try_send(rest) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(sent) => IoSlice::advance_slices(&mut rest, sent),
+                Ok(sent) => {
+                    hand_over(sent);
+                    IoSlice::advance_slices(&mut rest, sent);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
