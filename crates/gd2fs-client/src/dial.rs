@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use gd2fs_transport::address::connect_local;
+use gd2fs_transport::address::{connect_local, random_name};
 use gd2fs_transport::{Address, Batch, Frame, Receiver, Stream};
 use gd2fs_wire::code::{Code, Failure};
 use gd2fs_wire::header::{Header, Opcode, VERSION};
@@ -68,12 +68,7 @@ pub(crate) struct Dialed {
 
 impl Caller {
     pub fn new(cluster: &str, token: &str, completions: Option<Arc<Completions>>) -> std::io::Result<Caller> {
-        let mut random = [0u8; 16];
-        // SAFETY: the buffer holds the bytes asked for.
-        if unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) } != random.len() as isize {
-            return Err(std::io::Error::last_os_error());
-        }
-        let client = format!("{:032x}", u128::from_ne_bytes(random));
+        let client = random_name()?;
         let (cluster, token) = (cluster.into(), token.into());
         Ok(Caller { cluster, token, completions, client, generation: AtomicU64::new(0) })
     }
@@ -92,7 +87,7 @@ impl Caller {
                     Err(Trouble::Unreachable(failure)) => last = failure.message,
                     answered => return answered,
                 },
-                // In another network namespace, or behind another mount: TCP may still reach it.
+                // In another network namespace, behind another mount, or not the node: TCP may still reach it.
                 Ok(Err(error)) => last = format!("{address}: {error}"),
                 Err(_) => last = format!("{address}: no answer to a connection within {CONNECT_TIMEOUT:?}"),
             }

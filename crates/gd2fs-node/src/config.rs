@@ -1,14 +1,13 @@
 //! What a node is told at its start.
 
 use std::net::{SocketAddr, TcpListener};
-use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{SocketAddr as UnixSocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 
 use gd2fs_store::DataDirError;
 use gd2fs_transport::Address;
-use gd2fs_transport::address::boot_id;
+use gd2fs_transport::address::{boot_id, listen_local, random_name};
 use gd2fs_wire::{Code, Failure, Keys, SigningError};
 use serde::Deserialize;
 use thiserror::Error;
@@ -145,7 +144,7 @@ pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
 pub(crate) fn listen_locally(shm: &str) -> Result<Option<(UnixListener, Address)>, StartError> {
     let name = match shm {
         "off" => return Ok(None),
-        "auto" => format!("@gd2fs-{:032x}", random().map_err(StartError::Runtime)?),
+        "auto" => format!("@gd2fs-{}", random_name().map_err(StartError::Runtime)?),
         path if path.starts_with('/') => path.to_owned(),
         other => {
             return Err(wrong("shm", format!("{other:?} is none of auto, off and the path of a socket")));
@@ -155,9 +154,7 @@ pub(crate) fn listen_locally(shm: &str) -> Result<Option<(UnixListener, Address)
         if name.starts_with('/') {
             remove_left_socket(&name)?;
         }
-        let listener = UnixListener::bind_addr(&socket_address(&name)?)?;
-        listener.set_nonblocking(true)?;
-        Ok(listener)
+        listen_local(&name)
     };
     let listener = attempt().map_err(|error| StartError::Listen { address: name.clone(), error })?;
     Ok(Some((listener, Address::Shm { host: boot_id(), name })))
@@ -176,20 +173,6 @@ fn remove_left_socket(path: &str) -> std::io::Result<()> {
             _ => Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, "another process listens there")),
         },
     }
-}
-
-fn socket_address(name: &str) -> std::io::Result<UnixSocketAddr> {
-    match name.strip_prefix('@') {
-        Some(name) => UnixSocketAddr::from_abstract_name(name),
-        None => UnixSocketAddr::from_pathname(name),
-    }
-}
-
-/// Nobody can take the name of an abstract socket before the node does if nobody can guess it.
-fn random() -> std::io::Result<u128> {
-    let mut bytes = [0; 16];
-    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
-    Ok(u128::from_ne_bytes(bytes))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use gd2fs_store::Store;
 use gd2fs_transport::Stream;
+use gd2fs_transport::address::check_peer;
 use gd2fs_transport::shm::Mappings;
 use gd2fs_wire::Keys;
 use socket2::{SockRef, TcpKeepalive};
@@ -99,14 +100,7 @@ impl Listener {
             Listener::Tcp(listener) => prepare(listener.accept().await?.0),
             Listener::Local(listener) => {
                 let stream = listener.accept().await?.0;
-                // A descriptor that is dropped here can make its dropper wait: only who may stop this process anyway sends any.
-                // SAFETY: a plain query.
-                let (peer, own) = (stream.peer_cred()?.uid(), unsafe { libc::geteuid() });
-                if peer != own && peer != 0 {
-                    let why =
-                        format!("a local client of user {peer} was refused; this node runs as user {own}");
-                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
-                }
+                check_peer(&stream)?;
                 Ok(stream.into())
             }
         }
