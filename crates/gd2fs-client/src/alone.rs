@@ -14,7 +14,7 @@ use crate::trouble::Trouble;
 
 /// Starts `request` if nothing has to be waited for; else gives it back.
 pub(crate) fn start(
-    request: Request,
+    mut request: Request,
     number: u64,
     shared: &Arc<Shared>,
     requests: &Arc<Requests>,
@@ -40,7 +40,7 @@ pub(crate) fn start(
         let Some(direct) = shared.regions.direct(&request.memory, request.direction) else {
             return Some(request);
         };
-        if !direct.ranges.iter().all(|(region, _)| connection.has_mapped(region.number)) {
+        if !direct.ranges.regions().all(|region| connection.has_mapped(region.number)) {
             return Some(request);
         }
         Call::one_sided(header, &direct.segments, Held::Ranges(direct.ranges))
@@ -63,13 +63,8 @@ pub(crate) fn start(
             }
             return requests.end_quietly(number, Ok(length));
         }
-        if result.is_err() {
-            if let Some(failure) = request.stopper.ended() {
-                return requests.end(number, Err(failure));
-            }
-            add(&shared.stats.retries, 1);
-        }
-        // Short, refused or lost: what that means, and what may be tried again, the long way knows.
+        // Short, stopped, refused or lost: what that means, and what may be tried again, the long way knows.
+        request.trouble = result.err();
         runtime.spawn(request.run_to_end(number, shared, requests));
     });
     let call_number = connection.submit(call, done);

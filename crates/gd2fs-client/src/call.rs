@@ -7,7 +7,7 @@ use gd2fs_transport::one_sided::encode;
 use gd2fs_transport::{Frame, Memory, Segment};
 use gd2fs_wire::code::{Code, Failure};
 use gd2fs_wire::header::{FLAG_ONE_SIDED, Header, Opcode};
-use gd2fs_wire::sums;
+use gd2fs_wire::sums::PieceSums;
 
 use crate::one_sided::Held;
 use crate::request::Direction;
@@ -113,8 +113,12 @@ pub(crate) fn verify(frame: &Frame, actual: &[u32]) -> Result<(), Failure> {
 pub(crate) fn sums_of(header: &Header, out: &Outgoing) -> Vec<u32> {
     match out {
         Outgoing::Data(memory) if !header.is_raw() => {
-            // SAFETY: the memory is the caller's until its request completes; nobody writes it meanwhile by its promise.
-            unsafe { memory.sums(sums::piece_lengths(header.offset, memory.len() as u64)) }
+            let mut sums = PieceSums::with_capacity(header.offset, memory.len() as u64);
+            for slice in memory.slices() {
+                // SAFETY: the memory is the caller's until its request completes; nobody writes it meanwhile by its promise.
+                sums.update(unsafe { slice.bytes() });
+            }
+            sums.finish()
         }
         _ => Vec::new(),
     }

@@ -192,7 +192,7 @@ impl Client {
         let runtime = self.handle()?;
         let number = self.requests.admit(&stopper)?;
         add(&self.shared.stats.requests, 1);
-        let request = Request { direction, cell: file.0.clone(), offset, memory, stopper };
+        let request = Request { direction, cell: file.0.clone(), offset, memory, stopper, trouble: None };
         if let Some(request) = alone::start(request, number, &self.shared, &self.requests, &runtime) {
             runtime.spawn(request.run_to_end(number, self.shared.clone(), self.requests.clone()));
         }

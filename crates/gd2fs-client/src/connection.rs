@@ -227,7 +227,7 @@ impl Connection {
             return finish(table, number, failure);
         }
         let write = pending.is_write();
-        let (heard, since) = (pending.frames_heard, pending.since);
+        let (staged, heard, since) = (pending.held.is_staged(), pending.frames_heard, pending.since);
         pending.outcome = Some(Trouble::Stopped(failure.clone()));
         if pending.receiving || (write && !self.is_handed_over(number)) {
             // Its memory is in use here, until the connection's end.
@@ -237,14 +237,7 @@ impl Connection {
         if pending.held.is_in_doubt(&pending.asked) {
             // The node may be at its memory. Mostly it answers soon.
             drop(table);
-            let connection = self.clone();
-            self.runtime.spawn(async move {
-                tokio::time::sleep(ANSWER_TIME).await;
-                if connection.is_pending(number) {
-                    connection.shut();
-                }
-            });
-            return;
+            return self.expect_answer(number, ANSWER_TIME);
         }
         let silent = heard == table.frames_heard && since.elapsed() >= SILENCE_MAX;
         if write {
@@ -253,8 +246,22 @@ impl Connection {
         }
         if write || silent {
             self.shut();
+        } else if staged {
+            // Its slots are nobody's until then, and the ring has few.
+            self.expect_answer(number, SILENCE_MAX);
         }
         finish(table, number, failure);
+    }
+
+    /// Shuts the connection down if a request that was given up is not answered in time.
+    fn expect_answer(self: &Arc<Self>, number: u64, within: Duration) {
+        let connection = self.clone();
+        self.runtime.spawn(async move {
+            tokio::time::sleep(within).await;
+            if connection.is_pending(number) {
+                connection.shut();
+            }
+        });
     }
 
     fn is_pending(&self, number: u64) -> bool {
@@ -318,7 +325,7 @@ impl Connection {
                 left.doubtful.push(pending);
                 continue;
             }
-            if sent(number) && matches!(pending.held, Held::Slots { .. }) {
+            if sent(number) && pending.held.is_staged() {
                 left.slots.push(std::mem::replace(&mut pending.held, Held::Nothing));
             }
             pending.finish();

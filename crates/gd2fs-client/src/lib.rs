@@ -21,6 +21,7 @@ mod pending;
 mod region;
 mod request;
 mod requests;
+mod severed;
 mod staging;
 mod stats;
 mod stop;

@@ -14,7 +14,6 @@ use crate::handles::deadline_ms;
 use crate::layout::{Layout, Part, Replica};
 use crate::layouts::LayoutCell;
 use crate::link::Link;
-use crate::one_sided;
 use crate::request::{Direction, Shared};
 use crate::stats::add;
 use crate::stop::Stop;
@@ -32,23 +31,32 @@ struct Tries {
     checksums: u32,
 }
 
-/// Moves one part; the bytes moved, fewer only for a read that reaches the end of its column.
+/// Moves one part; the bytes moved, fewer only for a read that reaches the end of its column. `first` is what the first try, made
+/// elsewhere, met with.
 pub(crate) async fn transfer(
     shared: &Arc<Shared>,
     cell: &Arc<LayoutCell>,
     direction: Direction,
     part: Part,
     memory: Memory,
+    mut first: Option<Trouble>,
     mut stop: Stop,
 ) -> Result<u64, Failure> {
     let mut tries = Tries { began: Instant::now(), retries: 0, checksums: 0 };
     loop {
         let layout = cell.current(direction);
-        let trouble = match attempt(shared, &layout, direction, part, &memory, tries.retries, &mut stop).await
-        {
-            Ok(moved) => return Ok(moved),
-            Err(trouble) => trouble,
+        let trouble = match first.take() {
+            Some(trouble) => trouble,
+            None => {
+                match attempt(shared, &layout, direction, part, &memory, tries.retries, &mut stop).await {
+                    Ok(moved) => return Ok(moved),
+                    Err(trouble) => trouble,
+                }
+            }
         };
+        if trouble.is_checksum() {
+            add(&shared.stats.checksum_failures, 1);
+        }
         let end = part.offset + part.length;
         let named = |failure: Failure| {
             Failure::new(
@@ -173,36 +181,33 @@ async fn attempt(
     let (handle, _open) = connection.handle(&layout.capability, part.column as u32, stop).await?;
     let mut header = header_for(shared, layout, direction, part, handle, replica);
     header.deadline_ms = deadline_ms(stop);
-    let moved = exchange(shared, &link, &connection, header, direction, memory, stop).await;
-    match &moved {
-        Ok(moved) => {
-            lane.arrived();
-            add(direction.counter(&shared.stats), *moved);
-        }
-        Err(Trouble::Refused(failure)) if failure.code == Code::Checksum => {
-            add(&shared.stats.checksum_failures, 1);
-        }
-        Err(_) => {}
-    }
-    moved
+    let exchange = Exchange { shared, link: &link, connection: &connection, header, direction, memory };
+    let moved = exchange.run(stop).await?;
+    lane.arrived();
+    add(direction.counter(&shared.stats), moved);
+    Ok(moved)
 }
 
-/// Bytes moved, by whichever way this connection and this memory allow.
-async fn exchange(
-    shared: &Shared,
-    link: &Link,
-    connection: &Arc<Connection>,
-    header: Header,
-    direction: Direction,
-    memory: &Memory,
-    stop: &mut Stop,
-) -> Result<u64, Trouble> {
-    if connection.is_local()
-        && let Some(moved) =
-            one_sided::transfer(shared, link, connection, header, direction, memory, stop).await?
-    {
-        return Ok(moved);
+/// One try of one part with one node.
+pub(crate) struct Exchange<'a> {
+    pub shared: &'a Shared,
+    pub link: &'a Link,
+    pub connection: &'a Arc<Connection>,
+    /// What is wanted, by the stream's way.
+    pub header: Header,
+    pub direction: Direction,
+    pub memory: &'a Memory,
+}
+
+impl Exchange<'_> {
+    /// Bytes moved, by whichever way this connection and this memory allow.
+    async fn run(&self, stop: &mut Stop) -> Result<u64, Trouble> {
+        if self.connection.is_local()
+            && let Some(moved) = self.one_sided(stop).await?
+        {
+            return Ok(moved);
+        }
+        let call = Call::streamed(self.header, self.direction, self.memory);
+        Ok(u64::from(self.connection.call(call, stop).await?.frame.header.length))
     }
-    let reply = connection.call(Call::streamed(header, direction, memory), stop).await?;
-    Ok(u64::from(reply.frame.header.length))
 }

@@ -112,7 +112,7 @@ impl Pending {
 pub(crate) fn finish(mut table: MutexGuard<'_, Table>, number: u64, failure: Failure) {
     let Some(Some(pending)) = table.pending(number) else { return };
     let sent = pending.outcome.is_some();
-    let done = if sent && matches!(pending.held, Held::Slots { .. }) {
+    let done = if sent && pending.held.is_staged() {
         // Slots stay where they are until the node has answered; their user does not wait for that.
         std::mem::replace(&mut pending.done, Box::new(|_| ()))
     } else {

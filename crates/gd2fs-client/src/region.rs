@@ -15,15 +15,14 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::request::Direction;
+use crate::severed::{Cuts, Severed};
 
 /// Library memory. It stays mapped as long as somebody holds it: its owner, or a transfer.
 pub struct Region {
     pub(crate) number: u32,
     memory: shm::Region,
     /// Ranges whose pages are this process's alone since a node did not say whether it still writes there.
-    severed: Mutex<Vec<Range<usize>>>,
-    /// In a forked child nobody may be told: the runtime's locks are as the fork found them.
-    process: u32,
+    severed: Mutex<Severed>,
     released: UnboundedSender<u32>,
 }
 
@@ -38,7 +37,14 @@ pub(crate) struct Regions {
 /// Memory that a node can reach by itself.
 pub(crate) struct Direct {
     pub segments: Vec<Segment>,
-    pub ranges: Vec<(Arc<Region>, Range<usize>)>,
+    pub ranges: Ranges,
+}
+
+/// Where a node may be until it has answered.
+pub(crate) struct Ranges {
+    list: Vec<(Arc<Region>, Range<usize>)>,
+    /// Of a read: all of them can be severed.
+    _cuts: Cuts,
 }
 
 impl Region {
@@ -56,14 +62,15 @@ impl Region {
     }
 
     /// Takes `range`, whole pages, out of what nodes can reach. What it held is lost.
-    pub(crate) fn sever(&self, range: Range<usize>) -> io::Result<()> {
+    fn sever(&self, range: Range<usize>) -> io::Result<()> {
         self.memory.sever(range.start, range.len())?;
-        self.severed.lock().push(range);
+        self.severed.lock().insert(range);
         Ok(())
     }
 
-    fn is_shared(&self, range: &Range<usize>) -> bool {
-        self.severed.lock().iter().all(|severed| range.end <= severed.start || severed.end <= range.start)
+    /// Whether this is a child of the process that made it, which can't reach it.
+    pub fn is_forked(&self) -> bool {
+        self.memory.is_forked()
     }
 
     fn contains(&self, address: usize, length: usize) -> bool {
@@ -76,10 +83,22 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if self.process == std::process::id() {
+        // In a forked child nobody may be told: the runtime's locks are as the fork found them.
+        if !self.is_forked() {
             // Nobody listens any more when the client is closed, and its connections, which held the node's mappings, are too.
             let _ = self.released.send(self.number);
         }
+    }
+}
+
+impl Ranges {
+    pub fn regions(&self) -> impl Iterator<Item = &Arc<Region>> {
+        self.list.iter().map(|(region, _)| region)
+    }
+
+    /// Takes them away from a node that does not say whether it still writes there.
+    pub fn sever(&self) -> io::Result<()> {
+        self.list.iter().try_for_each(|(region, range)| region.sever(range.clone()))
     }
 }
 
@@ -100,7 +119,6 @@ impl Regions {
             number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
             memory,
             severed: Mutex::default(),
-            process: std::process::id(),
             released: self.released.clone(),
         };
         let region = Arc::new(region);
@@ -127,7 +145,10 @@ impl Regions {
             };
             let start = address - region.address() as usize;
             let range = start..start + length;
-            if !start.is_multiple_of(pages) || !length.is_multiple_of(pages) || !region.is_shared(&range) {
+            if !start.is_multiple_of(pages)
+                || !length.is_multiple_of(pages)
+                || region.severed.lock().overlaps(&range)
+            {
                 return None;
             }
             match ranges.last_mut() {
@@ -140,8 +161,12 @@ impl Regions {
         let segment = |(region, range): &(Arc<Region>, Range<usize>)| {
             Segment::new(region.number, range.start as u64, range.len() as u32)
         };
-        (ranges.len() <= SEGMENTS_MAX)
-            .then(|| Direct { segments: ranges.iter().map(segment).collect(), ranges })
+        if ranges.len() > SEGMENTS_MAX {
+            return None;
+        }
+        let cuts = Cuts::claim(if direction == Direction::Read { ranges.len() } else { 0 })?;
+        let segments = ranges.iter().map(segment).collect();
+        Some(Direct { segments, ranges: Ranges { list: ranges, _cuts: cuts } })
     }
 }
 
@@ -150,6 +175,7 @@ mod tests {
     use gd2fs_transport::Slice;
 
     use super::*;
+    use crate::severed::CUTS_MAX;
 
     fn part(region: &Region, start: usize, length: usize) -> Slice {
         // SAFETY: inside the region, which outlives the test's use.
@@ -177,5 +203,33 @@ mod tests {
         let number = region.number;
         drop((region, two, apart));
         assert_eq!(gone.try_recv().unwrap(), number);
+    }
+    /// The system would give no mappings for all of them: what is not severed must have gone another way.
+    #[test]
+    fn of_very_many_fragments_only_those_that_can_be_severed_are_filled_by_a_node() {
+        let (regions, _gone) = Regions::new();
+        let page = page_bytes();
+        for count in [20_000, 70_000] {
+            let region = regions.allocate(2 * count * page).unwrap();
+            let odd = |index: usize| part(&region, (2 * index + 1) * page, page);
+            // SAFETY: inside the region, which nobody else uses.
+            (0..count).for_each(|index| unsafe { odd(index).address().sub(page).write(7) });
+            let doubtful: Vec<Ranges> = (0..count)
+                .step_by(1000)
+                .map(|first| Memory::new((first..first + 1000).map(odd).collect()))
+                .filter_map(|memory| Some(regions.direct(&memory, Direction::Read)?.ranges))
+                .collect();
+            // Other tests have some too.
+            assert!((10_000..=CUTS_MAX).contains(&(1000 * doubtful.len())));
+            doubtful.iter().for_each(|ranges| ranges.sever().unwrap());
+            let severed = 1000 * doubtful.len();
+            drop(doubtful);
+            // SAFETY: as above.
+            assert!((0..count).all(|index| unsafe { odd(index).address().sub(page).read() } == 7));
+            let all = Memory::new((0..count).map(odd).collect());
+            let one = |index: usize| regions.direct(&Memory::from(odd(index)), Direction::Read);
+            assert!(regions.direct(&all, Direction::Read).is_none() && one(0).is_none());
+            assert!(severed + 2000 > CUTS_MAX || one(severed + 1).is_some());
+        }
     }
 }

@@ -18,6 +18,7 @@ use crate::region::Regions;
 use crate::requests::Requests;
 use crate::stats::{Stats, add};
 use crate::stop::{Stop, Stopper};
+use crate::trouble::Trouble;
 
 /// A budget counts in these units; a small part costs one, which also bounds the number of parts under way.
 pub(crate) const BUDGET_UNIT_BYTES: u64 = 64 << 10;
@@ -52,6 +53,8 @@ pub(crate) struct Request {
     pub offset: u64,
     pub memory: Memory,
     pub stopper: Arc<Stopper>,
+    /// What its only part met with on the short way.
+    pub trouble: Option<Trouble>,
 }
 
 /// What a part holds from before its first try to after its last.
@@ -104,7 +107,7 @@ impl Shared {
                 tokio::spawn(connection.close(reply.handle));
                 Ok(reply)
             };
-            let reply = asked.await.map_err(crate::trouble::Trouble::into_failure)?;
+            let reply = asked.await.map_err(Trouble::into_failure)?;
             if reply.lost {
                 let node = &column.replicas[0].node;
                 return Err(Failure::new(
@@ -128,10 +131,11 @@ impl Request {
         requests.end(number, result);
     }
 
-    async fn run(self, shared: Arc<Shared>) -> Result<u64, Failure> {
+    async fn run(mut self, shared: Arc<Shared>) -> Result<u64, Failure> {
         let layout = self.cell.current(self.direction);
         let parts: Vec<Part> = layout.parts(self.offset, self.memory.len() as u64).collect();
-        let mut moved = self.transfer_all(&shared, &layout, &parts).await?;
+        let trouble = self.trouble.take();
+        let mut moved = self.transfer_all(&shared, &layout, &parts, trouble).await?;
         if self.direction == Direction::Write {
             return Ok(moved.iter().sum());
         }
@@ -144,7 +148,7 @@ impl Request {
                 Err(Failure { code: Code::Hole, .. }) if checked != Some(end) => checked = Some(end),
                 Err(failure) => return Err(failure),
             }
-            moved = self.transfer_all(&shared, &layout, &parts).await?;
+            moved = self.transfer_all(&shared, &layout, &parts, None).await?;
         }
         Ok(self.memory.len() as u64)
     }
@@ -183,15 +187,16 @@ impl Request {
         shared: &Arc<Shared>,
         layout: &Layout,
         parts: &[Part],
+        trouble: Option<Trouble>,
     ) -> Result<Vec<u64>, Failure> {
         let mut memories = self.memory.split(parts.iter().map(|part| part.length as usize));
         if let [part] = parts {
             // The common small request needs no task of its own.
             let _admitted = self.admit(shared, layout, part).await?;
             let stop = self.stopper.stop();
-            return Ok(vec![
-                transfer(shared, &self.cell, self.direction, *part, memories.remove(0), stop).await?,
-            ]);
+            let memory = memories.remove(0);
+            let moved = transfer(shared, &self.cell, self.direction, *part, memory, trouble, stop).await?;
+            return Ok(vec![moved]);
         }
         let mut running = JoinSet::new();
         let mut results: Vec<Result<u64, Failure>> = Vec::with_capacity(parts.len());
@@ -208,7 +213,7 @@ impl Request {
             let stopper = self.stopper.clone();
             running.spawn(async move {
                 let _admitted = admitted;
-                let moved = transfer(&shared, &cell, direction, part, memory, stopper.stop()).await;
+                let moved = transfer(&shared, &cell, direction, part, memory, None, stopper.stop()).await;
                 if moved.is_err() {
                     stopper.cancel();
                 }

@@ -1,6 +1,6 @@
 //! Why an exchange with a node brought nothing, as far as it decides what may be tried next.
 
-use gd2fs_wire::code::Failure;
+use gd2fs_wire::code::{Code, Failure};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Trouble {
@@ -15,6 +15,11 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
+    /// Bytes that did not match their sums.
+    pub fn is_checksum(&self) -> bool {
+        matches!(self, Trouble::Refused(Failure { code: Code::Checksum, .. }))
+    }
+
     pub fn into_failure(self) -> Failure {
         match self {
             Trouble::Refused(failure)

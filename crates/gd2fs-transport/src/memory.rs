@@ -124,18 +124,6 @@ impl Memory {
     pub fn prefix(&self, length: usize) -> Memory {
         if length == self.length { self.clone() } else { self.split([length]).remove(0) }
     }
-
-    /// CRC-32C of each of the consecutive parts of the given lengths.
-    ///
-    /// # Safety
-    /// Nobody writes the range during the call.
-    pub unsafe fn sums(&self, lengths: impl IntoIterator<Item = usize>) -> Vec<u32> {
-        self.split(lengths)
-            .iter()
-            // SAFETY: the caller's promise, for each slice of the range.
-            .map(|part| gd2fs_wire::sums::crc32c_of(part.slices.iter().map(|slice| unsafe { slice.bytes() })))
-            .collect()
-    }
 }
 
 #[cfg(test)]
@@ -161,9 +149,6 @@ mod tests {
                 .flat_map(|slice| unsafe { slice.bytes() }.to_vec()).collect();
             prop_assert_eq!(&bytes, &whole);
             prop_assert_eq!(parts[0].len(), cut);
-            // SAFETY: as above.
-            let sums = unsafe { memory.sums([cut, whole.len() - cut]) };
-            prop_assert_eq!(sums, vec![gd2fs_wire::sums::crc32c(&whole[..cut]), gd2fs_wire::sums::crc32c(&whole[cut..])]);
         }
     }
 }

@@ -29,6 +29,7 @@ pub struct Region {
     length: usize,
     /// Kept by whoever made it, for its peers; thousands of a node's own would use up its descriptors.
     memory: Option<OwnedFd>,
+    process: u32,
 }
 
 // SAFETY: a Region is an address range that it owns; who may touch which bytes is decided by requests.
@@ -37,7 +38,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// New memory of `length` bytes, in place: nobody waits for a page later.
+    /// New memory of `length` bytes, in place: nobody waits for a page later. A forked child does not have it: what it wrote there
+    /// would be its parent's.
     pub fn create(length: usize) -> io::Result<Region> {
         let check = |result: i32| if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) };
         let length = length.next_multiple_of(page_bytes()).max(page_bytes());
@@ -50,6 +52,8 @@ impl Region {
             memory
         };
         let mut region = Region::map(&memory, length)?;
+        // SAFETY: the range was just mapped by us.
+        check(unsafe { libc::madvise(region.address().cast(), length, libc::MADV_DONTFORK) })?;
         region.memory = Some(memory);
         Ok(region)
     }
@@ -84,8 +88,8 @@ impl Region {
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let region =
-            Region { address: NonNull::new(address.cast()).expect("not address 0"), length, memory: None };
+        let address_of = NonNull::new(address.cast()).expect("not address 0");
+        let region = Region { address: address_of, length, memory: None, process: std::process::id() };
         // SAFETY: the range was just mapped by us.
         if unsafe { libc::madvise(address, length, libc::MADV_POPULATE_WRITE) } != 0 {
             return Err(io::Error::last_os_error());
@@ -103,6 +107,11 @@ impl Region {
 
     pub fn is_empty(&self) -> bool {
         self.length == 0
+    }
+
+    /// Whether this is a child of the process that mapped it, and has nothing there, or something else.
+    pub fn is_forked(&self) -> bool {
+        self.process != std::process::id()
     }
 
     /// For the peer: another descriptor of the same memory.
@@ -133,8 +142,10 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours; whoever uses it keeps the region alive.
-        unsafe { libc::munmap(self.address().cast(), self.length) };
+        if !self.is_forked() {
+            // SAFETY: the mapping is ours; whoever uses it keeps the region alive.
+            unsafe { libc::munmap(self.address().cast(), self.length) };
+        }
     }
 }
 
