@@ -338,8 +338,10 @@ impl Connection {
         let mut batch = Batch::default();
         loop {
             batch.clear();
-            {
+            let refused = {
                 let mut table = self.table.lock();
+                // Of the batch before, which is sent now.
+                let refused = table.take_refused();
                 while !batch.is_full()
                     && let Some(Queued { frame, out }) = table.outbox.pop_front()
                 {
@@ -361,6 +363,11 @@ impl Connection {
                 }
                 table.unsent =
                     table.outbox.front().map_or(table.next(), |queued| queued.frame.header.request);
+                refused
+            };
+            if !refused.is_empty() {
+                refused.into_iter().for_each(Pending::finish);
+                self.announce();
             }
             if batch.is_empty() {
                 self.queued.notified().await;
@@ -370,7 +377,6 @@ impl Connection {
             if let Err(error) = unsafe { batch.send_counted(&self.stream, &self.handed_over) }.await {
                 return FrameError::Io(error).into_failure();
             }
-            self.finish_refused();
         }
     }
 
@@ -448,15 +454,6 @@ impl Connection {
 
     fn is_handed_over(&self, number: u64) -> bool {
         number <= self.handed_over.load(Ordering::Acquire)
-    }
-
-    /// Ends what the node refused while it was being sent, now that it has been.
-    fn finish_refused(&self) {
-        let refused = self.table.lock().take_refused();
-        if !refused.is_empty() {
-            refused.into_iter().for_each(Pending::finish);
-            self.announce();
-        }
     }
 
     /// Checks a reply against what was asked, and takes the memory for its data; None if nobody waits any more. The entry stays
