@@ -98,7 +98,8 @@ class Client:
 
     def alloc(self, length: int) -> IOMEM:
         """Memory of ``length`` bytes (zeros) that a node of this host reaches by itself, without a copy by
-        the client. Raises NoSpace where the system has none."""
+        the client. Raises NoSpace where the system has none. A forked child does not have it: touching it
+        there is a SIGSEGV."""
 
     def register(self, buffer: Buffer) -> IOMEM:
         """Registers writable memory that lies in one piece; it is kept until ``close``. Raises BadRequest."""

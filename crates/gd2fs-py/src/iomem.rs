@@ -41,6 +41,8 @@ pub enum Hold {
     Nothing,
 }
 
+const FORKED: &str = "was made before a fork, and its memory is the parent's alone";
+
 impl IOMEM {
     pub fn of_region(region: Arc<Region>, length: usize) -> IOMEM {
         IOMEM::new(region.address() as usize, length, Backing::Region(region))
@@ -73,6 +75,10 @@ impl IOMEM {
             return Err(closed());
         }
         match &self.backing {
+            Backing::Region(region) if region.is_forked() => {
+                let why = format!("iomem: it {FORKED}; allocate anew in the child");
+                Err(raise::failure(py, &Failure::new(Code::BadRequest, why)))
+            }
             Backing::Region(region) => Ok(Hold::Region { _held: region.clone() }),
             Backing::Buffer(buffer) => {
                 let held = buffer.lock().clone();
@@ -122,10 +128,13 @@ impl IOMEM {
     /// Called by the interpreter with a view to fill.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let iomem = slf.get();
-        if !matches!(iomem.backing, Backing::Region(_)) {
+        let Backing::Region(region) = &iomem.backing else {
             return Err(PyBufferError::new_err(
                 "this IOMEM is of foreign memory: use the buffer that it was made of",
             ));
+        };
+        if region.is_forked() {
+            return Err(PyBufferError::new_err(format!("this IOMEM {FORKED}")));
         }
         if iomem.closed.load(Acquire) {
             return Err(PyBufferError::new_err("this IOMEM is closed"));
