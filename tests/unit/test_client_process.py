@@ -161,6 +161,7 @@ if child == 0:
         lambda: file.length(),
         lambda: asyncio.run(file.aread_into(0, bytearray(9))), lambda: client._native.reap(1, 0),
         lambda: client._native.cancel(1), lambda: client._native.fileno(),
+        lambda: client.fileno(), lambda: client.reap(),
     ]
     for call in calls:
         try:
@@ -180,6 +181,57 @@ client.close()
 print("parent unharmed")
 """
     assert run(node, script) == "parent unharmed\n"
+
+
+def test_library_memory_stays_with_the_process_that_made_it(node: FakeNode) -> None:
+    script = """
+import ctypes, mmap, numpy
+memory = client.alloc(1 << 20)
+view = numpy.frombuffer(memory, numpy.uint8)
+view[:] = 7
+def ending(of):
+    child = os.fork()
+    if child == 0:
+        of()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+def write():
+    view[0] = 9
+def look():
+    try:
+        memoryview(memory)
+    except BufferError as error:
+        assert "fork" in str(error)
+        os._exit(5)
+def name():
+    fresh = Client([], cluster=sys.argv[2], token="").open_layout(layout)
+    try:
+        where, sizes = (numpy.array([n], numpy.uint64) for n in (memory.address, 4096))
+        fresh.submit_read_at(0, where, sizes, iomem=memory)
+    except errors.BadRequest as error:
+        assert "allocate anew" in str(error)
+        os._exit(6)
+def drop():
+    # What the child has put in the place of the memory stays there when the child's copy of its owner goes.
+    global memory, view
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    number, size = ctypes.c_int, ctypes.c_size_t
+    libc.mmap.argtypes = [ctypes.c_void_p, size, number, number, number, ctypes.c_long]
+    address, fixed_no_replace = memory.address, 0x100000
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | fixed_no_replace
+    assert libc.mmap(address, 1 << 20, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == address
+    del memory, view
+    ctypes.memset(address, 1, 1 << 20)
+    os._exit(8)
+assert ending(write) == signal.SIGSEGV
+assert [ending(look), ending(name), ending(drop)] == [5, 6, 8]
+assert (view == 7).all()
+assert file.read_into(0, view[:100]) == 100
+print("unharmed")
+"""
+    assert run(node, script) == "unharmed\n"
 
 
 def test_a_child_may_leave_the_block_of_its_parents_client(node: FakeNode) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from gd2fs import _native, errors
 from gd2fs.client import transfer
 from gd2fs.client.buffers import as_list
-from gd2fs.client.completions import Completions
+from gd2fs.client.completions import Completions, Request
 from gd2fs.client.control import Control
 from gd2fs.client.files import File, milliseconds, position
 from gd2fs.client.namespace import FileInfo, Namespace
@@ -114,6 +114,11 @@ class Client:
 
         A node on this host reaches it by itself, so reads of whole pages and writes are moved once, without
         a copy by the client; elsewhere it serves as any other memory. Raises NoSpace.
+
+        A forked child does not have it, as it does not have memory that is registered with a NIC: its own
+        writes would be its parent's, and a node's would be both's. There a new view of it raises
+        BufferError, and an old one must not be touched: that ends the child with SIGSEGV. Allocate in the
+        child.
         """
         if length <= 0:
             raise errors.Invalid(f"length: {length} is not above 0")
@@ -227,6 +232,25 @@ class Client:
         """A file addressed by a layout, such as one that travelled with a request; nothing is asked of
         control."""
         return File(self._native, self._completions, layout, self._timeout_s)
+
+    # Queued requests
+
+    def fileno(self) -> int:
+        """A descriptor for ``poll``, ``select`` and ``epoll``, the same at each call: readable while `reap`
+        has something to return, and now and then when it has not. It belongs to the client."""
+        if self._closed:
+            raise errors.ClosedError("the client is closed")
+        return self._completions.fileno()
+
+    def reap(self, timeout_s: float | None = 0.0) -> builtins.list[Request]:
+        """The requests submitted with ``queued=True`` that are done and were not returned before, in the
+        order of their ends.
+
+        Waits for the first one at most ``timeout_s`` seconds, with None for ever. What a request brought,
+        or failed with, its ``wait`` tells at once. Raises ClosedError when the client is closed and none is
+        left.
+        """
+        return self._completions.reap(timeout_s)
 
     # The client itself
 

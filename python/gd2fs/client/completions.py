@@ -2,6 +2,7 @@
 
 Blocking callers take turns: one of them, the leader, waits in native code and hands out what arrives; the
 others sleep until their result is there or the leader leaves. Event loops watch the queue's descriptor.
+Queued requests are kept for `reap` as well.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -24,6 +27,8 @@ BATCH = 1024
 SLICE_S = 0.1
 #: A leadership that is not renewed for this long is void: an exception may have hit between any two steps.
 LEAD_S = 2 * SLICE_S
+#: Queued requests that are under way or not reaped: more is a caller that does not reap.
+QUEUED_MAX = 65_536
 
 
 class Request:
@@ -32,6 +37,7 @@ class Request:
     def __init__(self, completions: Completions) -> None:
         self._completions = completions
         self._number = 0
+        self._queued = False
         self._outcome: tuple[int, int, str] | None = None
         self._futures: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
@@ -101,15 +107,28 @@ class Completions:
         self._reaped: list[tuple[int, int, int, str]] = []
         self._lead_until = 0.0
         self._watched: dict[asyncio.AbstractEventLoop, int] = {}
+        # Queued requests: how many there are, and those that have ended and are not reaped.
+        self._queued = 0
+        self._ended: dict[int, Request] = {}
+        # Readable while some wait here; the poller is readable too while completions wait in native code.
+        self._signal = -1
+        self._poller: select.epoll | None = None
+        self._closed = False
         self._process = os.getpid()
 
-    def submit(self, call: Callable[[], int]) -> Request:
+    def submit(self, call: Callable[[], int], queued: bool) -> Request:
         """Starts what ``call`` submits; the lock keeps its completion from being handed out before it is
-        known."""
+        known. One that is ``queued`` comes back from `reap`."""
         self._refuse_fork()
         request = Request(self)
         with self._changed:
+            if queued and self._queued >= QUEUED_MAX:
+                raise errors.Overloaded(
+                    f"{QUEUED_MAX} queued requests are under way or not reaped; reap before submitting more"
+                )
             request._number = call()
+            request._queued = queued
+            self._queued += queued
             self._waiting[request._number] = request
         return request
 
@@ -118,14 +137,48 @@ class Completions:
 
     def wait(self, request: Request, timeout_s: float | None) -> None:
         self._refuse_fork()
+        if not self._wait_until(lambda: request.done, timeout_s):
+            raise errors.Timeout(f"still under way after {timeout_s} s of waiting")
+
+    def fileno(self) -> int:
+        """See `Client.fileno`."""
+        self._refuse_fork()
+        with self._changed:
+            if self._poller is None:
+                poller = select.epoll()
+                poller.register(self._native.fileno(), select.EPOLLIN)
+                self._signal = os.eventfd(len(self._ended), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                weakref.finalize(self, os.close, self._signal)
+                poller.register(self._signal, select.EPOLLIN)
+                self._poller = poller
+            return self._poller.fileno()
+
+    def reap(self, timeout_s: float | None) -> list[Request]:
+        """See `Client.reap`."""
+        self._refuse_fork()
+        self._on_readable()
+        self._wait_until(lambda: bool(self._ended) or self._closed, timeout_s)
+        with self._changed:
+            if not self._ended and self._closed:
+                raise errors.ClosedError("the client is closed, and no request is left to reap")
+            ended = list(self._ended.values())
+            self._ended.clear()
+            self._queued -= len(ended)
+            if self._signal >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._signal)
+        return ended
+
+    def _wait_until(self, is_over: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Takes part in the waiting until ``is_over``; false if ``timeout_s`` seconds pass first."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not request.done:
+        while not is_over():
             left = SLICE_S if deadline is None else min(SLICE_S, deadline - time.monotonic())
             if left <= 0:
-                raise errors.Timeout(f"still under way after {timeout_s} s of waiting")
+                return False
             with self._changed:
-                if request.done:
-                    return
+                if is_over():
+                    return True
                 leader = time.monotonic() >= self._lead_until
                 if leader:
                     self._lead_until = time.monotonic() + LEAD_S
@@ -137,6 +190,7 @@ class Completions:
                 finally:
                     self._lead_until = 0.0
                     self._hand_out()
+        return True
 
     async def wait_async(self, request: Request) -> int:
         """Waits in the running loop. A cancelled wait cancels the transfer and returns when its memory is
@@ -172,6 +226,7 @@ class Completions:
             self._reaped.extend(
                 (number, errors.Cancelled.code, 0, "the client was closed") for number in rest
             )
+            self._closed = True
         self._hand_out()
 
     def _refuse_fork(self) -> None:
@@ -198,7 +253,11 @@ class Completions:
                 request = self._waiting.get(number)
                 if request is not None:
                     request._finish(code, moved, message)
+                    if request._queued:
+                        self._ended[number] = request
                     self._waiting.pop(number, None)
+            if self._ended and self._signal >= 0:
+                os.eventfd_write(self._signal, 1)
             del self._reaped[: len(batch)]
             self._changed.notify_all()
 

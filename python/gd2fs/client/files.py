@@ -50,23 +50,28 @@ class File:
         self._timeout_s = timeout_s
         self.path: str = layout.get("path") or f"file {layout.get('file')}"
 
-    def submit_read(self, offset: int, buffers: Any, *, timeout_s: float | None = None) -> Request:
+    def submit_read(
+        self, offset: int, buffers: Any, *, timeout_s: float | None = None, queued: bool = False
+    ) -> Request:
         """Starts filling ``buffers`` (one or a list) from byte ``offset`` on.
 
         The buffers must not be used until the request is done, not even after its timeout of ``timeout_s``
-        seconds.
+        seconds. ``queued``: `Client.reap` returns the request when it is done. Raises Overloaded for too many
+        requests at once.
         """
         objects, limit = as_list(buffers), self._limit(timeout_s)
         return self._completions.submit(
-            lambda: self._native.submit_read(self._native_file, position(offset), objects, limit)
+            lambda: self._native.submit_read(self._native_file, position(offset), objects, limit), queued
         )
 
-    def submit_write(self, offset: int, buffers: Any, *, timeout_s: float | None = None) -> Request:
+    def submit_write(
+        self, offset: int, buffers: Any, *, timeout_s: float | None = None, queued: bool = False
+    ) -> Request:
         """Starts writing ``buffers`` (one or a list) at byte ``offset``; they must not change until the
         request is done."""
         objects, limit = as_list(buffers), self._limit(timeout_s)
         return self._completions.submit(
-            lambda: self._native.submit_write(self._native_file, position(offset), objects, limit)
+            lambda: self._native.submit_write(self._native_file, position(offset), objects, limit), queued
         )
 
     def submit_read_at(
@@ -77,6 +82,7 @@ class File:
         *,
         iomem: _native.IOMEM | None = None,
         timeout_s: float | None = None,
+        queued: bool = False,
     ) -> Request:
         """As `submit_read`, into fragments given by two uint64 arrays of addresses and lengths in bytes: one
         call for any number of them.
@@ -88,7 +94,8 @@ class File:
         return self._completions.submit(
             lambda: self._native.submit_read_at(
                 self._native_file, position(offset), addresses, lengths, limit, iomem
-            )
+            ),
+            queued,
         )
 
     def submit_write_at(
@@ -99,13 +106,15 @@ class File:
         *,
         iomem: _native.IOMEM | None = None,
         timeout_s: float | None = None,
+        queued: bool = False,
     ) -> Request:
         """As `submit_write`, from fragments given as in `submit_read_at`."""
         limit = self._limit(timeout_s)
         return self._completions.submit(
             lambda: self._native.submit_write_at(
                 self._native_file, position(offset), addresses, lengths, limit, iomem
-            )
+            ),
+            queued,
         )
 
     def read_into(self, offset: int, buffers: Any, *, timeout_s: float | None = None) -> int:
