@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,6 +188,112 @@ def test_a_stopped_node_loses_the_memory_that_it_was_filling(client: Client, nod
         assert file.read_into(0, buffer, timeout_s=30) == length
         assert np.array_equal(buffer, data)
     assert timeouts > 0, "the node was never stopped while it owed an answer"
+
+
+def test_very_many_pages_are_lost_to_a_node_that_stops_again_and_again(
+    client: Client, node: RealNode
+) -> None:
+    """Every other page of a region, more than this process could have mappings for: each time the caller gets
+    its memory back in time, and bytes arrive."""
+    turns, count = 3, 14_000
+    file = client.open_layout(sign([node]))
+    data = noise(count * PAGE)
+    file.write(0, data)
+    memory = client.alloc(2 * turns * count * PAGE)
+    pages = np.frombuffer(memory, np.uint8).reshape(turns, count, 2, PAGE)
+    pages[:] = 7
+    starts = (memory.address + np.arange(turns * count, dtype=np.uint64) * np.uint64(2 * PAGE)).reshape(
+        turns, count
+    )
+    lengths = np.full(count, PAGE, np.uint64)
+    for turn in range(turns):
+        # Its connections are there, and it has mapped the region on each.
+        file.submit_read_at(0, starts[turn], lengths, iomem=memory).wait()
+        pages[turn, :, 0] = 8
+        node.pause()
+        started = time.monotonic()
+        with pytest.raises(errors.Timeout):
+            file.submit_read_at(0, starts[turn], lengths, iomem=memory, timeout_s=0.3).wait(5)
+        assert time.monotonic() - started < 4, "a stopped node hangs nobody"
+        pages[turn, :, 0] = 9
+        node.resume()
+        time.sleep(0.3)
+        assert (pages[turn, :, 0] == 9).all(), "a late write arrived"
+        assert file.submit_read_at(0, starts[turn], lengths, iomem=memory).wait() == len(data)
+        assert np.array_equal(pages[turn, :, 0].reshape(-1), data)
+    assert (pages[:, :, 1] == 7).all()
+    assert mappings(os.getpid()) > 20_000, "nothing was severed"
+
+
+def mappings(process: int) -> int:
+    return Path(f"/proc/{process}/maps").read_text().count("\n")
+
+
+def test_slots_of_cancelled_reads_come_back_from_a_node_that_stops(client: Client, node: RealNode) -> None:
+    """They are in doubt, but not for ever: the connection is given up, and the ring with it."""
+    file = client.open_layout(sign([node]))
+    data = noise(MIB)
+    file.write(0, data)
+    back = np.zeros(MIB, np.uint8)
+    file.read_into(0, back)
+    node.pause()
+    crowd = [file.submit_read(0, np.empty(MIB, np.uint8)) for _ in range(40)]
+    time.sleep(0.1)
+    started = time.monotonic()
+    for request in crowd:
+        request.give_up()
+    assert time.monotonic() - started < 1, "nobody waits for slots"
+    request = file.submit_read(0, back, timeout_s=20)
+    before = client.stats()["retries"]
+    while client.stats()["retries"] == before:
+        assert time.monotonic() - started < 8, "the ring is full for ever"
+        time.sleep(0.01)
+    node.resume()
+    assert request.wait() == MIB and np.array_equal(back, data)
+
+
+_IMPOSTOR = """
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+os.setuid(65534)
+listener.bind("\\0" + sys.argv[1])
+listener.listen()
+print("listening", flush=True)
+while True:
+    peer, _ = listener.accept()
+    print(len(peer.recv(1 << 16)), flush=True)
+"""
+
+
+@contextlib.contextmanager
+def ending(process: subprocess.Popen[str]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_a_socket_of_another_user_is_not_spoken_to(node: RealNode) -> None:
+    """A node is gone, and somebody has taken its name: he gets no token."""
+    name = f"gd2fs-impostor-{os.getpid()}"
+    command = [sys.executable, "-c", _IMPOSTOR, name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as impostor, ending(impostor):
+        assert impostor.stdout and impostor.stdout.readline() == "listening\n"
+        layout = sign([node])
+        replica = layout["columns"][0]["replicas"][0]
+        replica["addresses"] = [
+            a if a.startswith("tcp://") else a.rpartition("/")[0] + f"/@{name}" for a in replica["addresses"]
+        ]
+        with (
+            Client([], cluster=CLUSTER, token="secret", transport="shm", timeout_s=3) as client,
+            pytest.raises(errors.Disconnected, match="runs as user 65534"),
+        ):
+            client.open_layout(layout).write(0, b"x")
+        assert impostor.stdout.readline() == "0\n", "it was told something"
+        with Client([], cluster=CLUSTER, token="") as client:
+            assert client.open_layout(layout).write(0, b"x" * 100_000) == 100_000
+            assert moved(client) == (0, 0)
 
 
 def test_a_late_take_of_reused_memory_changes_nothing(client: Client, node: RealNode) -> None:

@@ -58,10 +58,29 @@ def test_damaged_bytes_are_never_returned(client: Client, node: FakeNode) -> Non
     node.twist = lambda header, reply: (
         reply[:-1] + bytes([reply[-1] ^ 1]) if header["opcode"] == READ else reply
     )
+    before = node.count(READ)
     with pytest.raises(errors.Checksum, match=r"/file \[11, 100011\)"):
         read(client, node)
-    assert node.count(READ) == 2, "tried once more"
-    assert client.stats()["checksum_failures"] == 2
+    assert node.count(READ) - before == 2, "tried once more"
+    stats = client.stats()
+    assert [stats[name] for name in ("checksum_failures", "retries", "failures")] == [2, 1, 1]
+
+
+def test_damage_on_a_way_that_is_open_is_tried_and_counted_alike(client: Client, node: FakeNode) -> None:
+    """Such a small request takes a way of its own."""
+    assert read(client, node) == DATA[11:100_011]
+    test_damaged_bytes_are_never_returned(client, node)
+
+
+def test_what_fails_on_a_way_that_is_open_is_a_failure(client: Client, node: FakeNode) -> None:
+    assert read(client, node) == DATA[11:100_011]
+    node.twist = lambda header, reply: node.refuse(header, 201) if header["opcode"] == READ else reply
+    with pytest.raises(errors.Hole, match=r"/file \[11, 100011\)"):
+        read(client, node)
+    node.twist = lambda header, reply: b"" if header["opcode"] == READ else reply
+    with pytest.raises(errors.Timeout):
+        read(client, node, timeout_s=0.1)
+    assert client.stats()["failures"] == 2
 
 
 def test_damage_that_does_not_repeat_is_healed(client: Client, node: FakeNode) -> None:

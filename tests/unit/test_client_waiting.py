@@ -14,6 +14,7 @@ import pytest
 from gd2fs import errors
 from gd2fs.client import Client, File
 from tests.client_fake_node import CLUSTER, READ, FakeNode
+from tests.contract.data_plane import eventually
 
 DATA = np.random.default_rng(7).bytes(1_000_000)
 
@@ -162,6 +163,8 @@ def test_a_task_group_that_fails_gives_all_transfers_up(file: File, held: thread
 def test_close_completes_everything_with_cancelled_within_a_second(
     client: Client, file: File, held: threading.Event
 ) -> None:
+    # A thread names itself when it has begun.
+    eventually(lambda: _io_threads() >= 2)
     before = _io_threads()
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(file.read_into, 0, bytearray(100)) for _ in range(3)]
