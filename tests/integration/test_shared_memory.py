@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
+import random
+import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gd2fs import errors
+from gd2fs import _native, errors
 from gd2fs.client import Client
 from tests.client_real_node import CLUSTER, RealNode, sign
+from tests.contract.data_peer import start_peer, stopped
+from tests.contract.data_plane import BY_NAME, eventually
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -41,16 +47,10 @@ def moved(client: Client) -> tuple[int, int]:
     return stats["bytes_direct"], stats["bytes_staged"]
 
 
-def mapped_regions(node: RealNode) -> int:
-    """Client memory that the node has mapped."""
-    assert node._process
-    return Path(f"/proc/{node._process.pid}/maps").read_text().count("memfd:gd2fs-region")
-
-
 def wait_for_regions(node: RealNode, count: int) -> None:
     deadline = time.monotonic() + 5
-    while mapped_regions(node) != count:
-        assert time.monotonic() < deadline, f"the node maps {mapped_regions(node)} regions, not {count}"
+    while node.mapped_regions() != count:
+        assert time.monotonic() < deadline, f"the node maps {node.mapped_regions()} regions, not {count}"
         time.sleep(0.01)
 
 
@@ -137,12 +137,12 @@ def test_memory_goes_with_its_last_user(client: Client, node: RealNode) -> None:
     memory = client.alloc(4 * MIB)
     view = np.frombuffer(memory, np.uint8)
     file.write(0, view)
-    assert mapped_regions(node) == 1
+    assert node.mapped_regions() == 1
     memory.close()
     del memory
     file.write(0, view)
     view[:] = 7
-    assert mapped_regions(node) == 1, "a view still uses it"
+    assert node.mapped_regions() == 1, "a view still uses it"
     del view
     gc.collect()
     wait_for_regions(node, 0)
@@ -156,6 +156,38 @@ def test_a_dead_clients_memory_is_released(node: RealNode) -> None:
         os.kill(os.getpid(), 9)
     os.waitpid(child, 0)
     wait_for_regions(node, 0)
+
+
+@pytest.mark.parametrize("memory", ["shm", "shm-foreign"])
+@pytest.mark.parametrize("work", ["read", "write"])
+def test_clients_stopped_and_killed_at_random_moments(
+    client: Client, node: RealNode, work: str, memory: str
+) -> None:
+    """While it stands still others go on; once it is dead the node has nothing of it mapped any more."""
+    layout, length = sign([node]), 24 * MIB
+    file = client.open_layout(layout)
+    data = noise(length)
+    file.write(0, data)
+    back = np.zeros(length, np.uint8)
+    own = node.mapped_regions()
+    dice = random.Random()
+    for turn in range(2):
+        peer = start_peer(BY_NAME[memory], work, layout, length)
+        if turn == 0:
+            eventually(lambda: node.mapped_regions() > own)
+        time.sleep(dice.uniform(0, 0.02))
+        with stopped(peer):
+            started = time.monotonic()
+            for _ in range(3):
+                assert file.write(0, data) == length
+                assert file.read_into(0, back) == length
+            assert time.monotonic() - started < 3
+            assert np.array_equal(back, data), "a stopped client's late write"
+            peer.kill()
+        peer.communicate(timeout=10)
+        wait_for_regions(node, own)
+        assert file.read_into(0, back) == length
+        assert np.array_equal(back, data)
 
 
 def test_a_stopped_node_loses_the_memory_that_it_was_filling(client: Client, node: RealNode) -> None:
@@ -248,3 +280,45 @@ def test_spare_threads_copy_the_same_bytes(node: RealNode) -> None:
         assert all(np.array_equal(buffer, data) for buffer in back)
     with pytest.raises(errors.Invalid, match="memory_threads"):
         Client([], cluster=CLUSTER, token="", memory_threads=1000)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A short one: the path of a socket has 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="gd2fs-") as one:
+        yield Path(one)
+
+
+def start_at(socket_path: Path, name: str) -> _native.Node:
+    config = {"cluster": CLUSTER, "node": name, "incarnation": 1, "keys": "", "listen": ["tcp://127.0.0.1:0"]}
+    config |= {"memory_bytes": 64 * MIB, "shm": str(socket_path), "data_dir": str(socket_path.parent / name)}
+    return _native.Node(json.dumps(config))
+
+
+@pytest.mark.parametrize("kind", ["a file", "a directory", "a link to a file"])
+def test_a_node_deletes_nothing_where_its_socket_should_be(directory: Path, kind: str) -> None:
+    path, precious = directory / "node.sock", directory / "precious"
+    precious.write_text("precious")
+    if kind == "a directory":
+        path.mkdir()
+    elif kind == "a file":
+        path.write_text("precious too")
+    else:
+        path.symlink_to(precious)
+    with pytest.raises(errors.Gd2fsError, match=f"{path}.*no socket"):
+        start_at(path, "n0")
+    assert precious.read_text() == "precious"
+    assert path.is_symlink() == (kind == "a link to a file") and path.is_dir() == (kind == "a directory")
+    assert kind != "a file" or path.read_text() == "precious too"
+
+
+def test_a_socket_that_a_dead_node_left_is_used_again_and_a_living_ones_is_not(directory: Path) -> None:
+    path = directory / "node.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    node = start_at(path, "n0")
+    with pytest.raises(errors.Gd2fsError, match=f"{path}.*another process listens"):
+        start_at(path, "n1")
+    with socket.socket(socket.AF_UNIX) as one:
+        one.connect(str(path))
+    node.stop(0)
