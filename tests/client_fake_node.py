@@ -230,8 +230,8 @@ class FakeLocalNode(FakeNode):
         #: Those of them that have gone on, and written what they had to write.
         self.went_on = threading.Semaphore(0)
         self._going_on = threading.Event()
-        #: Writes that were not applied since the client had ended its connection.
-        self.writes_dropped = 0
+        #: What was applied, in order.
+        self.written: list[bytes] = []
         super().__init__(data, **options)
 
     def _listen(self) -> socket.socket:
@@ -338,8 +338,8 @@ class FakeLocalNode(FakeNode):
         self._step("WRITE moved", first, pieces)
         if _is_ended(one):
             # As every node must: what was taken after this end may not be what the client meant.
-            self.writes_dropped += 1
             return None
+        self.written.append(data)
         self._answer(header, b"", data)
         return self.reply(header, length=header["length"], flags=flags)
 

@@ -78,6 +78,8 @@ def at_every_step(steps: tuple[str, ...], check: Callable[[str], None]) -> None:
 def check_file(node: FakeLocalNode, *allowed: np.ndarray) -> None:
     there = bytes(node.data[OFFSET : OFFSET + LENGTH])
     assert any(there == one.tobytes() for one in allowed), "the file holds other bytes"
+    meant = {NEW.tobytes(), NEWEST.tobytes()}
+    assert set(node.written) <= meant, "the file held bytes that nobody wrote there"
 
 
 class Attempt:

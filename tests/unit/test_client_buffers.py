@@ -142,7 +142,7 @@ def test_fragments_by_address(file: File) -> None:
 @pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64, np.uint32, np.complex128, object])
 @pytest.mark.parametrize("name", ["addresses", "lengths"])
 def test_numbers_of_another_kind_are_never_taken_for_addresses(file: File, name: str, kind: type) -> None:
-    """A float's bits are an address too, of other memory; and one rounded to 53 bits is near the right one."""
+    """A float's bits are an address too, of other memory; and one rounded to 53 bits is near it."""
     memory = np.zeros(4, np.uint64)
     fragments = {"addresses": np.array([memory.ctypes.data], np.uint64), "lengths": np.array([8], np.uint64)}
     fragments[name] = fragments[name].astype(kind)
