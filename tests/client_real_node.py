@@ -80,6 +80,11 @@ class RealNode:
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         return int(status.split("RssAnon:")[1].split()[0]) << 10
 
+    def mapped_regions(self) -> int:
+        """Regions of clients' memory that its process has mapped."""
+        assert self._process
+        return Path(f"/proc/{self._process.pid}/maps").read_text().count("memfd:gd2fs-region")
+
     def pause(self) -> None:
         """Stops it in mid-step, as a machine that hangs; returns when it stands still."""
         assert self._process

@@ -1,4 +1,5 @@
-"""Clients in processes of their own, to be stopped, killed or counted in hundreds.
+"""Clients that are treated badly: one written by hand, which stands still between any two bytes, and others
+in processes of their own, to be stopped, killed or counted in hundreds.
 
 ``python -m tests.contract.data_peer TRANSPORT WORK …`` prints a line when it has begun, and ends with its
 standard input.
@@ -6,22 +7,133 @@ standard input.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import secrets
 import select
+import signal
+import socket
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gd2fs import errors
-from tests.contract.data_plane import BY_NAME, Transport
+from gd2fs import _native, errors
+from tests.client_fake_node import HEADER_BYTES, HELLO, MAP, ONE_SIDED, OPEN, PIECE, READ
+from tests.client_real_node import CLUSTER
+from tests.contract.data_plane import BY_NAME, Transport, eventually
 
 Peer = subprocess.Popen[str]
 
 ROOT = Path(__file__).parents[2]
-#: What each client of a crowd writes and reads.
-SAMPLE_BYTES = 100
+#: What each client of a crowd writes and reads: a page, which a node of the same host fills by itself.
+SAMPLE_BYTES = 4096
+
+#: Header fields, ext, sums and payload of a reply.
+Reply = tuple[dict[str, int], bytes, bytes, bytes]
+
+
+class RawClient:
+    """A connection to a node, by tcp or on its host, whose frames a test sends itself. A context manager."""
+
+    def __init__(self, address: str, *, receive_bytes: int | None = None) -> None:
+        """``receive_bytes`` of replies fit into the socket."""
+        scheme, _, rest = address.partition("://")
+        host, _, name = rest.rpartition("/" if scheme == "shm" else ":")
+        self._socket = socket.socket(socket.AF_UNIX if scheme == "shm" else socket.AF_INET)
+        self._socket.settimeout(10)
+        if receive_bytes:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self._socket.connect(name.replace("@", "\0", 1) if scheme == "shm" else (host, int(name)))
+        self._client = secrets.token_hex(16)
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def frame(self, opcode: int, ext: bytes = b"", payload: bytes = b"", **fields: int) -> bytes:
+        sums = b""
+        for at in range(0, len(payload), PIECE):  # the payload begins where a piece does
+            sums += struct.pack("<I", _native.crc32c(payload[at : at + PIECE]))
+        shape = {"ext_bytes": len(ext), "sums_bytes": len(sums), "payload_crc": _native.crc32c(ext + sums)}
+        if payload:
+            shape["length"] = len(payload)
+        return _native.header_encode(opcode=opcode, request=1, **shape, **fields) + ext + sums + payload
+
+    def hello(self) -> bytes:
+        said = {"versions": (_native.WIRE_VERSION,) * 2, "features": 0, "cluster": CLUSTER, "token": ""}
+        said |= {"client": self._client, "slot": 0, "generation": 1}
+        return self.frame(HELLO, json.dumps(said).encode())
+
+    def open(self, layout: dict[str, Any]) -> bytes:
+        return self.frame(OPEN, json.dumps({"column": 0, "capability": layout["capability"]}).encode())
+
+    def map(self, region: int, length: int) -> bytes:
+        """To be sent with a descriptor."""
+        return self.frame(MAP, json.dumps({"region": region, "length": length}).encode())
+
+    def one_sided(self, opcode: int, handle: int, region: int, length: int) -> bytes:
+        """A READ or WRITE of the file's first bytes, to or from the first ones of the region."""
+        ext = struct.pack("<IIQ", region, length, 0)
+        return self.frame(opcode, ext, handle=handle, epoch=1, length=length, flags=ONE_SIDED)
+
+    def send(self, data: bytes, descriptor: int | None = None) -> None:
+        if descriptor is None:
+            self._socket.sendall(data)
+        else:
+            assert socket.send_fds(self._socket, [data], [descriptor]) == len(data)
+
+    def receive(self, timeout_s: float = 10) -> Reply:
+        self._socket.settimeout(timeout_s)
+        header = _native.header_decode(self._exactly(HEADER_BYTES))
+        ext, sums = self._exactly(header["ext_bytes"]), self._exactly(header["sums_bytes"])
+        carries = header["opcode"] == READ and not header["flags"] & ONE_SIDED
+        return header, ext, sums, self._exactly(header["length"] if carries else 0)
+
+    def ask(self, frame: bytes, descriptor: int | None = None) -> dict[str, int]:
+        """Sends it; the header of the answer, which must be a success."""
+        self.send(frame, descriptor)
+        header, ext, _, _ = self.receive()
+        assert header["status"] == 0, ext
+        return header
+
+    def _exactly(self, count: int) -> bytes:
+        parts: list[bytes] = []
+        while count:
+            parts.append(self._socket.recv(min(count, 1 << 20)))
+            assert parts[-1], "the node has closed the connection"
+            count -= len(parts[-1])
+        return b"".join(parts)
+
+
+@contextmanager
+def region_to_offer(content: bytes) -> Iterator[int]:
+    """The descriptor of memory that a node maps, as the library makes it."""
+    descriptor = os.memfd_create("gd2fs-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        assert os.write(descriptor, content) == len(content)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def stopped(peer: Peer) -> Iterator[None]:
+    """The process stands still, wherever it was."""
+    peer.send_signal(signal.SIGSTOP)
+    status = Path(f"/proc/{peer.pid}/stat")
+    eventually(lambda: status.read_text().rpartition(")")[2].split()[0] == "T")
+    try:
+        yield
+    finally:
+        peer.send_signal(signal.SIGCONT)
 
 
 def start_peer(transport: Transport, work: str, layout: dict[str, Any], *numbers: int) -> Peer:

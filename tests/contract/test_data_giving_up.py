@@ -224,6 +224,37 @@ def test_a_client_that_is_closed_gives_its_memory_back(transport: Transport, fil
     check_marks(rooms)
 
 
+def test_a_client_closed_while_its_node_stands_still(
+    transport: Transport, patient: RealNode, patient_files: Files, rng: np.random.Generator
+) -> None:
+    """The memory outlives the client that filled it, and so does a node that is in the middle of doing so."""
+    layout = patient_files.layout()
+    cancelled = 0
+    for turn in range(2):
+        client = transport.client()
+        file = client.open_layout(layout)
+        if turn == 0:
+            file.write(0, noise(LENGTH, 8))
+        rooms = [Room(client, transport, LENGTH) for _ in range(3)]
+        for room in rooms:
+            assert file.read_into(0, room.bytes) == LENGTH
+        requests = [file.submit_read(0, room.bytes) for room in rooms]
+        time.sleep(float(rng.uniform(0, 0.004)))
+        patient.pause()
+        with within(1 + SLACK_S):
+            client.close()
+        for request in requests:
+            try:
+                assert request.wait() == LENGTH
+            except errors.Cancelled:
+                cancelled += 1
+        mark(rooms)
+        patient.resume()
+        time.sleep(0.1)
+        check_marks(rooms)
+    assert cancelled > 0, "the node had always answered before it was stopped"
+
+
 @pytest.mark.parametrize("work", ["read", "write"])
 def test_a_client_killed_in_mid_transfer_leaves_no_trace(
     transport: Transport, files: Files, node: RealNode, work: str

@@ -11,10 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gd2fs import _native
+from gd2fs import _native, errors
 from gd2fs.client import Client
 from tests.client_real_node import CLUSTER, RealNode
-from tests.contract.data_plane import KIB, MIB, UNIT, Bytes, Files, Room, Transport, noise, through
+from tests.contract.data_plane import (
+    KIB,
+    MIB,
+    TRANSPORTS,
+    UNIT,
+    Bytes,
+    Files,
+    Room,
+    Transport,
+    noise,
+    through,
+)
 from tests.contract.proxy import Proxy, Way, Ways
 
 pytest_plugins = ["tests.contract.data_fixtures"]
@@ -189,3 +200,51 @@ def test_completions_come_in_another_order(stream: Transport, files: Files, node
         assert proxy.connections == 4
     overtaken = sum(1 for before, after in itertools.pairwise(order) if after < before)
     assert overtaken > 3, "the completions came in the order of their requests"
+
+
+@pytest.mark.parametrize(
+    "reader", [one for one in TRANSPORTS if one.memory == "foreign"], ids=lambda one: one.name
+)
+def test_memory_that_changes_while_it_is_written(
+    client: Client, transport: Transport, files: Files, reader: Transport
+) -> None:
+    """A caller that breaks its promise spoils its own bytes at most: a write is refused, or some bytes that
+    lay there are in the file and can be read, verified, ever after. Never bytes with the sums of others."""
+    layout, length = files.layout(), 2 * UNIT
+    file, source = client.open_layout(layout), Room(client, transport, length)
+    source.bytes[:] = 0
+    assert file.write(0, source.bytes) == length
+    ended = threading.Event()
+
+    def every_512th_byte(of: Bytes) -> np.ndarray[Any, Any]:
+        return of.view(np.uint64)[::64]
+
+    def scribble() -> None:
+        for stamp in itertools.count(1):
+            # Many times while one piece is copied; lets go of the interpreter's lock meanwhile.
+            every_512th_byte(source.bytes)[:] = stamp
+            if ended.is_set():
+                return
+
+    seen = {"refused": 0, "mixed": 0}
+    with ThreadPoolExecutor(1) as pool, reader.client() as other:
+        again, yours = other.open_layout(layout), Room(other, reader, length)
+        mine = Room(client, transport, length)
+        scribbling = pool.submit(scribble)
+        try:
+            # A busy machine may not let both run at the same time at first.
+            for _ in itertools.takewhile(lambda turn: turn < 10 or not any(seen.values()), range(200)):
+                try:
+                    assert file.write(0, source.bytes) == length
+                except errors.Checksum:
+                    seen["refused"] += 1
+                assert file.read_into(0, mine.bytes) == length
+                for _ in range(2):
+                    assert again.read_into(0, yours.bytes) == length
+                    assert np.array_equal(mine.bytes, yours.bytes), "what is in the file changes"
+                seen["mixed"] += len(np.unique(every_512th_byte(mine.bytes[:UNIT]))) > 1
+        finally:
+            ended.set()
+        scribbling.result(10)
+    assert any(seen.values()), "the memory never changed in the middle of a write"
+    source.check_guards()

@@ -102,6 +102,23 @@ def test_ten_thousand_fragments_of_64_kib(client: Client, transport: Transport, 
     assert taken < 30, f"655 MB out and in took {taken:.1f} s"
 
 
+def test_ten_thousand_buffers_in_a_list(
+    client: Client, transport: Transport, files: Files, rng: np.random.Generator
+) -> None:
+    """The same by objects in place of addresses: arrays to write, memoryviews to read into, in any order."""
+    count, length = 10_000, 4 * KIB
+    file = client.open_layout(files.layout())
+    source, sink = Room(client, transport, count * length), Room(client, transport, count * length)
+    source.bytes[:] = noise(count * length, 5)
+    blocks, back = source.bytes.reshape(count, length), sink.bytes.reshape(count, length)
+    order, other = rng.permutation(count), rng.permutation(count)
+    with within(10):
+        assert file.write(7, [blocks[index] for index in order]) == count * length
+        assert file.read_into(7, [memoryview(back[index]) for index in other]) == count * length
+    assert np.array_equal(back[other], blocks[order])
+    sink.check_guards()
+
+
 def test_submitting_does_nothing_for_each_fragment(
     client: Client, transport: Transport, files: Files
 ) -> None:

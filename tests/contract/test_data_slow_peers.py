@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +10,8 @@ import pytest
 from gd2fs import errors
 from gd2fs.client import Client
 from tests.client_real_node import RealNode
-from tests.contract.data_peer import Peer, end_peer, start_peer
-from tests.contract.data_plane import MIB, UNIT, Files, Room, Transport, eventually, noise, through, within
+from tests.contract.data_peer import end_peer, start_peer, stopped
+from tests.contract.data_plane import MIB, UNIT, Files, Room, Transport, noise, through, within
 from tests.contract.proxy import Proxy, Way, Ways
 
 pytest_plugins = ["tests.contract.data_fixtures"]
@@ -23,18 +19,6 @@ pytest_plugins = ["tests.contract.data_fixtures"]
 LENGTH = 64 * MIB
 #: What the node may use besides its arena for four connections whose peers do not read.
 NODE_GROWTH_MAX = 32 * MIB
-
-
-@contextmanager
-def stopped(peer: Peer) -> Iterator[None]:
-    """The process stands still, wherever it was."""
-    peer.send_signal(signal.SIGSTOP)
-    status = Path(f"/proc/{peer.pid}/stat")
-    eventually(lambda: status.read_text().rpartition(")")[2].split()[0] == "T")
-    try:
-        yield
-    finally:
-        peer.send_signal(signal.SIGCONT)
 
 
 def work_goes_on(client: Client, transport: Transport, files: Files) -> None:

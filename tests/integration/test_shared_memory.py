@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
+import random
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +18,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gd2fs import errors
+from gd2fs import _native, errors
 from gd2fs.client import Client
 from tests.client_real_node import CLUSTER, RealNode, sign
+from tests.contract.data_peer import start_peer, stopped
+from tests.contract.data_plane import BY_NAME, eventually, noise
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -34,25 +40,15 @@ def client() -> Iterator[Client]:
         yield one
 
 
-def noise(length: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, length, dtype=np.uint8)
-
-
 def moved(client: Client) -> tuple[int, int]:
     stats = client._native.stats()
     return stats["bytes_direct"], stats["bytes_staged"]
 
 
-def mapped_regions(node: RealNode) -> int:
-    """Client memory that the node has mapped."""
-    assert node._process
-    return Path(f"/proc/{node._process.pid}/maps").read_text().count("memfd:gd2fs-region")
-
-
 def wait_for_regions(node: RealNode, count: int) -> None:
     deadline = time.monotonic() + 5
-    while mapped_regions(node) != count:
-        assert time.monotonic() < deadline, f"the node maps {mapped_regions(node)} regions, not {count}"
+    while node.mapped_regions() != count:
+        assert time.monotonic() < deadline, f"the node maps {node.mapped_regions()} regions, not {count}"
         time.sleep(0.01)
 
 
@@ -61,7 +57,7 @@ def test_shared_memory_is_chosen_by_itself(client: Client, node: RealNode) -> No
     memory = client.alloc(8 * MIB)
     assert (memory.length, memory.kind) == (8 * MIB, "library")
     data = np.frombuffer(memory, np.uint8)
-    data[:] = noise(8 * MIB)
+    data[:] = noise(8 * MIB, 0)
     file.write(0, data)
     back = np.frombuffer(client.alloc(8 * MIB), np.uint8)
     assert file.read_into(0, back) == 8 * MIB
@@ -71,7 +67,7 @@ def test_shared_memory_is_chosen_by_itself(client: Client, node: RealNode) -> No
 
 def test_foreign_memory_goes_through_the_ring(client: Client, node: RealNode) -> None:
     file = client.open_layout(sign([node]))
-    data = noise(8 * MIB + 5)
+    data = noise(8 * MIB + 5, 0)
     file.write(0, data)
     back = np.zeros(8 * MIB + 5, np.uint8)
     assert file.read_into(0, back) == len(data)
@@ -82,7 +78,7 @@ def test_foreign_memory_goes_through_the_ring(client: Client, node: RealNode) ->
 def test_what_is_not_whole_pages_is_staged_on_reads_only(client: Client, node: RealNode) -> None:
     file = client.open_layout(sign([node]))
     memory = np.frombuffer(client.alloc(MIB), np.uint8)
-    memory[:] = noise(MIB)
+    memory[:] = noise(MIB, 0)
     file.write(3, memory[5:70_001])
     assert moved(client) == (69_996, 0)
     back = np.frombuffer(client.alloc(MIB), np.uint8)
@@ -121,7 +117,7 @@ def test_fragments_outside_their_iomem_are_refused(client: Client, node: RealNod
 
 def test_registered_memory_is_kept_for_its_requests(client: Client, node: RealNode) -> None:
     file = client.open_layout(sign([node]))
-    file.write(0, noise(MIB))
+    file.write(0, noise(MIB, 0))
     target = np.zeros(MIB, np.uint8)
     iomem = client.register(target)
     assert (iomem.kind, iomem.length, len(iomem)) == ("foreign", MIB, MIB)
@@ -129,7 +125,7 @@ def test_registered_memory_is_kept_for_its_requests(client: Client, node: RealNo
     request = file.submit_read_at(0, address, np.array([MIB], np.uint64), iomem=iomem)
     iomem.close()
     assert request.wait() == MIB
-    assert np.array_equal(target, noise(MIB))
+    assert np.array_equal(target, noise(MIB, 0))
     with pytest.raises(errors.BadRequest, match="read-only"):
         client.register(b"constant")
 
@@ -139,12 +135,12 @@ def test_memory_goes_with_its_last_user(client: Client, node: RealNode) -> None:
     memory = client.alloc(4 * MIB)
     view = np.frombuffer(memory, np.uint8)
     file.write(0, view)
-    assert mapped_regions(node) == 1
+    assert node.mapped_regions() == 1
     memory.close()
     del memory
     file.write(0, view)
     view[:] = 7
-    assert mapped_regions(node) == 1, "a view still uses it"
+    assert node.mapped_regions() == 1, "a view still uses it"
     del view
     gc.collect()
     wait_for_regions(node, 0)
@@ -160,18 +156,51 @@ def test_a_dead_clients_memory_is_released(node: RealNode) -> None:
     wait_for_regions(node, 0)
 
 
+@pytest.mark.parametrize("memory", ["shm", "shm-foreign"])
+@pytest.mark.parametrize("work", ["read", "write"])
+def test_clients_stopped_and_killed_at_random_moments(
+    client: Client, node: RealNode, work: str, memory: str
+) -> None:
+    """While it stands still others go on; once it is dead the node has nothing of it mapped any more."""
+    layout, length = sign([node]), 24 * MIB
+    file = client.open_layout(layout)
+    data = noise(length, 0)
+    file.write(0, data)
+    back = np.zeros(length, np.uint8)
+    own = node.mapped_regions()
+    dice = random.Random()
+    for turn in range(2):
+        peer = start_peer(BY_NAME[memory], work, layout, length)
+        if turn == 0:
+            eventually(lambda: node.mapped_regions() > own)
+        time.sleep(dice.uniform(0, 0.02))
+        with stopped(peer):
+            started = time.monotonic()
+            for _ in range(3):
+                assert file.write(0, data) == length
+                assert file.read_into(0, back) == length
+            assert time.monotonic() - started < 3
+            assert np.array_equal(back, data), "a stopped client's late write"
+            peer.kill()
+        peer.communicate(timeout=10)
+        wait_for_regions(node, own)
+        assert file.read_into(0, back) == length
+        assert np.array_equal(back, data)
+
+
 def test_a_stopped_node_loses_the_memory_that_it_was_filling(client: Client, node: RealNode) -> None:
     """I5: the caller timed out and uses its buffer for something else; then the node goes on and fills it."""
     file = client.open_layout(sign([node]))
-    length = 256 * MIB
-    data = noise(length)
+    # Takes a node some 20 ms.
+    length = 128 * MIB
+    data = noise(length, 0)
     file.write(0, data)
     target = client.alloc(length)
     buffer = np.frombuffer(target, np.uint8)
     file.read_into(0, buffer)
     mark = noise(length, 9)
     timeouts = 0
-    for wait_s in (0.0, 0.002, 0.005, 0.01, 0.02, 0.04):
+    for wait_s in (0.0, 0.002, 0.005, 0.01, 0.02):
         request = file.submit_read(0, buffer, timeout_s=0.3)
         time.sleep(wait_s)
         node.pause()
@@ -197,7 +226,7 @@ def test_very_many_pages_are_lost_to_a_node_that_stops_again_and_again(
     its memory back in time, and bytes arrive."""
     turns, count = 3, 14_000
     file = client.open_layout(sign([node]))
-    data = noise(count * PAGE)
+    data = noise(count * PAGE, 3)
     file.write(0, data)
     memory = client.alloc(2 * turns * count * PAGE)
     pages = np.frombuffer(memory, np.uint8).reshape(turns, count, 2, PAGE)
@@ -232,7 +261,7 @@ def mappings(process: int) -> int:
 def test_slots_of_cancelled_reads_come_back_from_a_node_that_stops(client: Client, node: RealNode) -> None:
     """They are in doubt, but not for ever: the connection is given up, and the ring with it."""
     file = client.open_layout(sign([node]))
-    data = noise(MIB)
+    data = noise(MIB, 4)
     file.write(0, data)
     back = np.zeros(MIB, np.uint8)
     file.read_into(0, back)
@@ -347,7 +376,7 @@ def test_a_socket_out_of_reach_falls_back_to_tcp(node: RealNode) -> None:
 def test_spare_threads_copy_the_same_bytes(node: RealNode) -> None:
     with Client([], cluster=CLUSTER, token="", io_threads=1, memory_threads=2) as client:
         file = client.open_layout(sign([node]))
-        data = noise(24 * MIB)
+        data = noise(24 * MIB, 0)
         requests = [file.submit_write(0, data), file.submit_write(24 * MIB, data)]
         assert [request.wait() for request in requests] == [len(data)] * 2
         back = [np.zeros(24 * MIB, np.uint8) for _ in range(4)]
@@ -356,3 +385,45 @@ def test_spare_threads_copy_the_same_bytes(node: RealNode) -> None:
         assert all(np.array_equal(buffer, data) for buffer in back)
     with pytest.raises(errors.Invalid, match="memory_threads"):
         Client([], cluster=CLUSTER, token="", memory_threads=1000)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A short one: the path of a socket has 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="gd2fs-") as one:
+        yield Path(one)
+
+
+def start_at(socket_path: Path, name: str) -> _native.Node:
+    config = {"cluster": CLUSTER, "node": name, "incarnation": 1, "keys": "", "listen": ["tcp://127.0.0.1:0"]}
+    config |= {"memory_bytes": 64 * MIB, "shm": str(socket_path), "data_dir": str(socket_path.parent / name)}
+    return _native.Node(json.dumps(config))
+
+
+@pytest.mark.parametrize("kind", ["a file", "a directory", "a link to a file"])
+def test_a_node_deletes_nothing_where_its_socket_should_be(directory: Path, kind: str) -> None:
+    path, precious = directory / "node.sock", directory / "precious"
+    precious.write_text("precious")
+    if kind == "a directory":
+        path.mkdir()
+    elif kind == "a file":
+        path.write_text("precious too")
+    else:
+        path.symlink_to(precious)
+    with pytest.raises(errors.Gd2fsError, match=f"{path}.*no socket"):
+        start_at(path, "n0")
+    assert precious.read_text() == "precious"
+    assert path.is_symlink() == (kind == "a link to a file") and path.is_dir() == (kind == "a directory")
+    assert kind != "a file" or path.read_text() == "precious too"
+
+
+def test_a_socket_that_a_dead_node_left_is_used_again_and_a_living_ones_is_not(directory: Path) -> None:
+    path = directory / "node.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    node = start_at(path, "n0")
+    with pytest.raises(errors.Gd2fsError, match=f"{path}.*another process listens"):
+        start_at(path, "n1")
+    with socket.socket(socket.AF_UNIX) as one:
+        one.connect(str(path))
+    node.stop(0)

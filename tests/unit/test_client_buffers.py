@@ -139,6 +139,19 @@ def test_fragments_by_address(file: File) -> None:
         file.submit_read_at(0, np.zeros(1, np.uint64), np.ones(1, np.uint64))
 
 
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64, np.uint32, np.complex128, object])
+@pytest.mark.parametrize("name", ["addresses", "lengths"])
+def test_numbers_of_another_kind_are_never_taken_for_addresses(file: File, name: str, kind: type) -> None:
+    """A float's bits are an address too, of other memory; and one rounded to 53 bits is near it."""
+    memory = np.zeros(4, np.uint64)
+    fragments = {"addresses": np.array([memory.ctypes.data], np.uint64), "lengths": np.array([8], np.uint64)}
+    fragments[name] = fragments[name].astype(kind)
+    for submit in (file.submit_read_at, file.submit_write_at):
+        with pytest.raises(errors.BadRequest, match=rf"^BAD_REQUEST: {name} \(ndarray\)"):
+            submit(0, **fragments)
+    assert not memory.any()
+
+
 def test_ten_thousand_fragments_in_one_call(file: File) -> None:
     buffers = [np.empty(7 + index % 5, np.uint8) for index in range(10_000)]
     total = sum(map(len, buffers))

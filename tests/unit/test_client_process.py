@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gd2fs import errors
-from tests.client_fake_node import CLUSTER, READ, FakeNode
+from tests.client_fake_node import CLUSTER, READ, UNMAP, FakeLocalNode, FakeNode
 
 PRELUDE = """
 import asyncio, json, os, signal, sys, threading, time
@@ -232,6 +232,38 @@ assert file.read_into(0, view[:100]) == 100
 print("unharmed")
 """
     assert run(node, script) == "unharmed\n"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "del view, memory, file, client\ngc.collect()\nos._exit(3)",
+        "memory.close()\ndel view, memory\ngc.collect()\nsys.exit(3)",
+        "sys.exit(3)",
+    ],
+)
+def test_shared_memory_of_the_parent_survives_its_child(ending: str) -> None:
+    """The child drops memory that a node has mapped for its parent, soon or at its end: nobody tells it."""
+    script = """
+import gc
+memory = client.alloc(1 << 20)
+view = memoryview(memory)
+assert file.read_into(0, view[:8192]) == 8192
+child = os.fork()
+if child == 0:
+    {ending}
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+view[:8192] = bytes(8192)
+for _ in range(20):
+    assert file.read_into(0, view[:8192]) == 8192
+assert bytes(view[:8192]) == bytes(range(256)) * 32
+client.close()
+print("parent unharmed")
+"""
+    with FakeLocalNode(bytes(range(256)) * 32) as node:
+        assert run(node, script.replace("{ending}", ending.replace("\n", "\n    "))) == "parent unharmed\n"
+        assert node.count(UNMAP) == 0, "the child spoke for its parent"
+        assert node.count(READ) == 21 and len(node.hellos) == 1
 
 
 def test_a_child_may_leave_the_block_of_its_parents_client(node: FakeNode) -> None:
