@@ -18,6 +18,8 @@ use tokio::task::JoinSet;
 use crate::config::Config;
 use crate::connection;
 use crate::fences::Fences;
+use crate::local::LocalListener;
+use crate::one_sided;
 use crate::stats::Stats;
 
 /// After an accept that failed for want of something (descriptors, memory): time for it to be given back.
@@ -65,6 +67,11 @@ impl Shared {
         }
     }
 
+    /// Requests that are not answered yet.
+    pub fn running(&self) -> usize {
+        self.running.load(SeqCst)
+    }
+
     pub fn begin_request(&self) -> Running<'_> {
         self.running.fetch_add(1, SeqCst);
         Running(self)
@@ -90,15 +97,15 @@ pub async fn run(listeners: Vec<Listener>, shared: Arc<Shared>, shutdown: watch:
 
 pub enum Listener {
     Tcp(TcpListener),
-    Local(UnixListener),
+    Local(LocalListener<UnixListener>),
 }
 
 impl Listener {
     async fn accept(&self) -> io::Result<Stream> {
         match self {
             Listener::Tcp(listener) => prepare(listener.accept().await?.0),
-            Listener::Local(listener) => {
-                let stream = listener.accept().await?.0;
+            Listener::Local(local) => {
+                let stream = local.listener.accept().await?.0;
                 // A descriptor that is dropped here can make its dropper wait: only who may stop this process anyway sends any.
                 // SAFETY: a plain query.
                 let (peer, own) = (stream.peer_cred()?.uid(), unsafe { libc::geteuid() });
@@ -164,7 +171,8 @@ fn admit(
     connections.spawn(async move {
         shared.stats.connections.fetch_add(1, Relaxed);
         let _counted = Counted(&shared.stats);
-        connection::serve(stream, &shared, &shutdown).await;
+        let remote = one_sided::remote_of(&stream, &shared);
+        connection::serve(stream, remote, &shared, &shutdown).await;
         drop(permit);
     });
 }
@@ -185,7 +193,7 @@ async fn drain(shared: &Shared, mut shutdown: watch::Receiver<Option<Instant>>) 
         tokio::pin!(ended);
         // Registered before the look, so that no end in between is missed.
         ended.as_mut().enable();
-        if shared.running.load(SeqCst) == 0 {
+        if shared.running() == 0 {
             return;
         }
         let deadline = (*shutdown.borrow_and_update()).expect("only called in a shutdown");

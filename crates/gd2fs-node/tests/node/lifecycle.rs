@@ -128,7 +128,7 @@ fn foreign_and_damaged_directories_are_refused_by_name() {
     assert!(spoiled(&|b| b[30] ^= 4, false).contains("damaged"));
     fs::write(&path, &good).unwrap();
     let again = Node::start(Config { incarnation: 11, ..config.clone() }).unwrap();
-    let mut peer = Peer::greeted(&again, &hello("t", Role::Client));
+    let mut peer = Peer::connect(&again).greeted(&hello("t", Role::Client));
     assert_eq!(peer.ping().header.incarnation, 11);
     drop((again, directory));
 }

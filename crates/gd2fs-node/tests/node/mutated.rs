@@ -219,7 +219,7 @@ proptest! {
         let bytes = pattern(KEPT, 9);
         prop_assert_eq!(good.write(kept, 5, &bytes).code(), Code::Ok);
         let role = if role { Role::Client } else { Role::Control };
-        let mut bad = Peer::greeted(&bench.node, &hello("t", role));
+        let mut bad = Peer::connect(&bench.node).greeted(&hello("t", role));
         // The first frame is most often an OPEN, so that what follows has something to work on.
         let mut steps = steps;
         steps.insert(0, Step::Open { column: 0, rights: true });

@@ -1,0 +1,101 @@
+//! The socket for clients of this host, which share their memory with the node.
+
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::PathBuf;
+
+use gd2fs_transport::Address;
+use gd2fs_transport::address::boot_id;
+
+use crate::config::{StartError, wrong};
+
+/// A socket that listens, and its file if it has one, which goes before the socket does.
+pub(crate) struct LocalListener<L = UnixListener> {
+    _file: Option<SocketFile>,
+    pub listener: L,
+}
+
+/// The file of a socket of ours. Its number is nobody else's as long as the socket is open.
+struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl LocalListener {
+    /// Listens where `shm` says, if it is to be anywhere.
+    pub fn bind(shm: &str) -> Result<Option<(LocalListener, Address)>, StartError> {
+        let name = match shm {
+            "off" => return Ok(None),
+            "auto" => format!("@gd2fs-{:032x}", random().map_err(StartError::Runtime)?),
+            path if path.starts_with('/') => path.to_owned(),
+            other => {
+                return Err(wrong("shm", format!("{other:?} is none of auto, off and the path of a socket")));
+            }
+        };
+        let listening =
+            listen(&name).map_err(|error| StartError::Listen { address: name.clone(), error })?;
+        Ok(Some((listening, Address::Shm { host: boot_id(), name })))
+    }
+
+    pub fn into_async(self) -> io::Result<LocalListener<tokio::net::UnixListener>> {
+        let LocalListener { _file, listener } = self;
+        Ok(LocalListener { _file, listener: tokio::net::UnixListener::from_std(listener)? })
+    }
+}
+
+fn listen(name: &str) -> io::Result<LocalListener> {
+    let (address, path) = match name.strip_prefix('@') {
+        Some(name) => (SocketAddr::from_abstract_name(name)?, None),
+        None => (SocketAddr::from_pathname(name)?, Some(PathBuf::from(name))),
+    };
+    if path.is_some() {
+        remove_left_socket(name)?;
+    }
+    let listener = UnixListener::bind_addr(&address)?;
+    let _file = path.map(SocketFile::new).transpose()?;
+    listener.set_nonblocking(true)?;
+    Ok(LocalListener { _file, listener })
+}
+
+/// Removes a socket that a killed node has left; anything else is not ours to remove.
+fn remove_left_socket(path: &str) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(there) if !there.file_type().is_socket() => {
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"))
+        }
+        Ok(_) => match UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+            _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
+        },
+    }
+}
+
+impl SocketFile {
+    fn new(path: PathBuf) -> io::Result<SocketFile> {
+        let there = std::fs::symlink_metadata(&path)?;
+        Ok(SocketFile { path, device: there.dev(), inode: there.ino() })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Somebody may have removed it and put something else there.
+        let ours = std::fs::symlink_metadata(&self.path)
+            .is_ok_and(|there| (there.dev(), there.ino()) == (self.device, self.inode));
+        if ours && let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::warn!(%error, path = %self.path.display(), "the node's socket was not removed");
+        }
+    }
+}
+
+/// Nobody can take the name of an abstract socket before the node does if nobody can guess it.
+fn random() -> io::Result<u128> {
+    let mut bytes = [0; 16];
+    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(u128::from_ne_bytes(bytes))
+}
