@@ -284,14 +284,7 @@ impl<'a> Connection<'a> {
             }
         }
         let Answering { arrived, deadline, running } = answering;
-        self.waiting.push(Waiting {
-            header: *header,
-            arrived,
-            deadline,
-            served,
-            bytes,
-            _running: running,
-        });
+        self.waiting.push(Waiting { header: *header, arrived, deadline, served, bytes, _running: running });
     }
 
     /// Sends what is ready.

@@ -35,8 +35,7 @@ impl LocalListener {
                 return Err(wrong("shm", format!("{other:?} is none of auto, off and the path of a socket")));
             }
         };
-        let listening =
-            listen(&name).map_err(|error| StartError::Listen { address: name.clone(), error })?;
+        let listening = listen(&name).map_err(|error| StartError::Listen { address: name.clone(), error })?;
         Ok(Some((listening, Address::Shm { host: boot_id(), name })))
     }
 

@@ -15,6 +15,9 @@ use crate::read::memory_of;
 use crate::server::Shared;
 use crate::write::memory_for;
 
+#[cfg(test)]
+mod tests;
+
 /// The way to the memory of whoever is at the other end of `stream`, if this kind of stream has one.
 pub(crate) fn remote_of(stream: &Stream, shared: &Shared) -> Option<Box<dyn Remote>> {
     let apart = shared.config.memory_threads > 0;
@@ -85,7 +88,8 @@ impl Connection<'_> {
 
     fn remote(&self) -> Result<&dyn Remote, Failure> {
         self.remote.as_deref().ok_or_else(|| {
-            let message = "this connection reaches no memory of its client; only one over a local socket does";
+            let message =
+                "this connection reaches no memory of its client; only one over a local socket does";
             Failure::new(Code::BadRequest, message)
         })
     }

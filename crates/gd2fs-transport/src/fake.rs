@@ -251,7 +251,8 @@ impl Remote for Shared {
 
     fn unregister(&self, number: u32) -> Result<(), Failure> {
         let gone = self.0.regions.lock().remove(&number);
-        gone.map(drop).ok_or_else(|| Failure::new(Code::BadRequest, format!("region {number}: not registered")))
+        gone.map(drop)
+            .ok_or_else(|| Failure::new(Code::BadRequest, format!("region {number}: not registered")))
     }
 
     unsafe fn put<'a>(&'a self, offset: u64, from: &'a Memory, to: &'a [Segment], summed: bool) -> Moved<'a> {
@@ -285,7 +286,9 @@ impl Remote for Shared {
                 self.0.between_steps(moved.len()).await;
                 let begin = moved.len();
                 moved.extend(places.iter().flat_map(|(region, at)| self.0.bytes(*region, *at, 1)));
-                if let Some(byte) = damaged.and_then(|position| moved[begin..].get_mut(position.checked_sub(begin)?)) {
+                if let Some(byte) =
+                    damaged.and_then(|position| moved[begin..].get_mut(position.checked_sub(begin)?))
+                {
                     *byte ^= 1;
                 }
                 let mut rest = &moved[begin..];

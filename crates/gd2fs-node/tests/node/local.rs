@@ -68,12 +68,7 @@ fn only_a_populated_memfd_of_a_sealed_size_is_mapped() {
     refused(&mut peer, PAGES, &file.into(), sealed);
     for path in ["/dev/zero", "/dev/null", "/proc/self/mem", "/"] {
         let flags = rustix::fs::OFlags::RDONLY;
-        refused(
-            &mut peer,
-            PAGES,
-            &rustix::fs::open(path, flags, rustix::fs::Mode::empty()).unwrap(),
-            sealed,
-        );
+        refused(&mut peer, PAGES, &rustix::fs::open(path, flags, rustix::fs::Mode::empty()).unwrap(), sealed);
     }
     let (pipe, _other) = std::io::pipe().unwrap();
     refused(&mut peer, PAGES, &pipe.into(), sealed);

@@ -186,7 +186,8 @@ fn memory_that_could_fault_or_cost_the_node_is_refused() {
     };
     let both = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     let regions = Regions::new(Arc::new(Mappings::default()), false);
-    let refused = |memory: OwnedFd, length: u64| regions.register(&offer(1, length), Some(memory)).unwrap_err().message;
+    let refused =
+        |memory: OwnedFd, length: u64| regions.register(&offer(1, length), Some(memory)).unwrap_err().message;
     assert!(refused(memfd(8192, libc::F_SEAL_GROW, true), 8192).contains("sealed"));
     assert!(refused(memfd(8192, both, true), 4096).contains("length"));
     assert!(refused(memfd(8192, both, true), 0).contains("length"));
