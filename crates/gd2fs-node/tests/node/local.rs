@@ -109,23 +109,30 @@ fn a_descriptor_counts_for_the_frame_that_it_came_with() {
     // A MAP that is refused before and after its ext is looked at.
     let mut frame = peer.map_frame(1, PAGES);
     frame.header.incarnation = 7;
-    peer.send_with(&Peer::bytes(frame, &[]), &[fd(1)]);
+    peer.send_with(&Peer::bytes(frame, &[]), &[fd(1)]).unwrap();
     assert_eq!(peer.answer().code(), Code::StaleIncarnation);
     let frame = Frame { ext: b"{".to_vec(), ..Frame::new(peer.header(Opcode::Map)) };
-    peer.send_with(&Peer::bytes(frame, &[]), &[fd(2)]);
+    peer.send_with(&Peer::bytes(frame, &[]), &[fd(2)]).unwrap();
     assert!(peer.answer().message().contains("not understood"));
     let frame = peer.map_frame(1, PAGES);
     assert!(peer.ask(frame, &[]).message().contains("without a descriptor"));
+    // All in one message, whose descriptor is that of the MAP which is refused.
+    let mut frame = peer.map_frame(1, PAGES);
+    frame.header.incarnation = 7;
+    let both = [Peer::bytes(frame, &[]), Peer::bytes(peer.map_frame(1, PAGES), &[])].concat();
+    peer.send_with(&both, &[fd(1)]).unwrap();
+    assert_eq!(peer.answer().code(), Code::StaleIncarnation);
+    assert!(peer.answer().message().contains("without a descriptor"));
     // Beside a request that takes none, and too many.
     let ping = Peer::bytes(Frame::new(peer.header(Opcode::Ping)), &[]);
-    peer.send_with(&ping, &[fd(3), fd(4)]);
+    peer.send_with(&ping, &[fd(3), fd(4)]).unwrap();
     assert_eq!(peer.answer().code(), Code::Ok);
     let frame = peer.map_frame(5, PAGES);
-    peer.send_with(&Peer::bytes(frame, &[]), &[fd(5), fd(6), fd(7)]);
+    peer.send_with(&Peer::bytes(frame, &[]), &[fd(5), fd(6), fd(7)]).unwrap();
     assert_eq!(peer.answer().code(), Code::Ok);
     assert_eq!(peer.map(8, PAGES, fd(8)).code(), Code::Ok);
     let eight = [9, 10, 11, 9, 10, 11, 9, 10].map(fd);
-    peer.send_with(&ping, &eight);
+    peer.send_with(&ping, &eight).unwrap();
     assert_eq!(peer.answer().code(), Code::Ok);
     assert_eq!(peer.map(11, PAGES, fd(11)).code(), Code::Ok);
 

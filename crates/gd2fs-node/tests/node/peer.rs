@@ -104,13 +104,14 @@ impl Peer {
     }
 
     /// Sends a message with descriptors beside its first byte.
-    pub fn send_with(&self, bytes: &[u8], descriptors: &[&OwnedFd]) {
+    pub fn send_with(&self, bytes: &[u8], descriptors: &[&OwnedFd]) -> io::Result<()> {
         let descriptors: Vec<_> = descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-        let sent = sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
-        assert_eq!(sent, bytes.len());
+        let sent = sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        assert_eq!(sent, bytes.len(), "a socket that blocks takes all");
+        Ok(())
     }
 
     pub fn map_frame(&mut self, region: u32, length: u64) -> Frame {
@@ -120,7 +121,7 @@ impl Peer {
 
     pub fn map(&mut self, region: u32, length: u64, descriptor: &OwnedFd) -> Answer {
         let frame = self.map_frame(region, length);
-        self.send_with(&Peer::bytes(frame, &[]), &[descriptor]);
+        self.send_with(&Peer::bytes(frame, &[]), &[descriptor]).unwrap();
         self.answer()
     }
 
