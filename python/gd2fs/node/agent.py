@@ -146,7 +146,7 @@ class Agent:
                     log.warning("control answers again")
                 failures = 0
                 if not announced:
-                    # Only now does control place files here: whoever waits for the announcement may write at once.
+                    # Only now does control place files here: whoever waits for this may write at once.
                     self._announce(announce_path)
                     announced = True
             except ControlUnreachable as error:
