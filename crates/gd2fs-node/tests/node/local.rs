@@ -46,7 +46,7 @@ fn only_a_populated_memfd_of_a_sealed_size_is_mapped() {
     let mut peer = bench.local_peer();
     let reopened = |memory: &OwnedFd, flags| -> OwnedFd {
         let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
-        rustix::fs::open(path, flags, rustix::fs::Mode::empty()).unwrap().into()
+        rustix::fs::open(path, flags, rustix::fs::Mode::empty()).unwrap()
     };
     let sealed = "whose size is sealed";
     refused(&mut peer, PAGES, &memfd(PAGES, 0, true, 0), sealed);
@@ -231,7 +231,7 @@ fn beside_a_scribbler(region: &Region, descriptor: &OwnedFd, moves: impl FnOnce(
                     libc::fallocate(descriptor.as_raw_fd(), mode, (page * 4096) as i64, 4096);
                     region.address().add((page * 4096) as usize).write_volatile(round as u8);
                     let address = region.address().add((page * 4096) as usize).cast();
-                    if round % 3 == 0 {
+                    if round.is_multiple_of(3) {
                         libc::madvise(address, 4096, libc::MADV_REMOVE);
                     }
                 }
