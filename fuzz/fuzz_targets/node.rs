@@ -1,22 +1,28 @@
-//! The bytes of one connection into a node in this process. Whatever they are, the node ends the connection in time and
-//! serves the next one, which finds its file as it was.
+//! The bytes of one connection into a node in this process, and the descriptors beside them. Whatever they are, the node ends
+//! the connection in time and serves the next one, which finds its file and its memory as they were.
 
 #![no_main]
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::io::{ErrorKind, IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use gd2fs_node::{Config, Node};
-use gd2fs_transport::Frame;
+use gd2fs_transport::one_sided::{self, Segment};
+use gd2fs_transport::shm::Region;
+use gd2fs_transport::{Address, Frame};
 use gd2fs_wire::capability::{Capability, Class, Right};
-use gd2fs_wire::header::{HEADER_BYTES, Header};
-use gd2fs_wire::messages::{Hello, Open};
+use gd2fs_wire::header::{FLAG_ONE_SIDED, FLAG_RAW, HEADER_BYTES, Header};
+use gd2fs_wire::messages::{Hello, Map, Open, Unmap};
 use gd2fs_wire::{Keys, Opcode, Role, Token, sums};
 use libfuzzer_sys::fuzz_target;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use socket2::{Domain, SockAddr, Socket, Type};
 
 /// A connection whose peer has said its last byte ends well within this, or something hangs.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -26,9 +32,12 @@ const KEPT: &[u8] = &[0x5a; 50_000];
 const FUZZED_FILE: &str = "00112233445566778899aabbccddeeff";
 const KEPT_FILE: &str = "ffeeddccbbaa99887766554433221100";
 const UNIT: u32 = 1 << 20;
+/// Of the memory that is offered.
+const REGION_BYTES: u64 = 64 << 10;
 
 #[derive(Arbitrary, Debug)]
 struct Conversation {
+    local: bool,
     greeting: Greeting,
     frames: Vec<Piece>,
 }
@@ -39,6 +48,7 @@ enum Greeting {
     None,
     Client {
         opened: bool,
+        mapped: bool,
     },
     Control,
 }
@@ -60,7 +70,31 @@ enum Piece {
         payload: Vec<u8>,
         length: u16,
     },
+    OneSided {
+        write: bool,
+        raw: bool,
+        offset: u32,
+        segments: Vec<(u8, u32, u16)>,
+    },
+    Map {
+        region: u8,
+        length: Option<u64>,
+        beside: Beside,
+    },
+    Unmap {
+        region: u8,
+    },
+    /// Whatever it says, with these descriptors beside its first byte.
+    With(Beside, Box<Piece>),
     Raw(Vec<u8>),
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Beside {
+    Nothing,
+    Memory,
+    Other,
+    Both,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -77,25 +111,31 @@ struct Fields {
     priority: u8,
 }
 
+type Message = (Vec<u8>, Beside);
+
 fuzz_target!(|conversation: Conversation| {
     let node = node();
-    let mut stream = connect(node);
-    let mut bytes = Vec::new();
+    let local = conversation.local;
+    let mut stream = if local { connect_locally(node) } else { connect(node) };
+    let mut messages: Vec<Message> = Vec::new();
     match conversation.greeting {
         Greeting::None => {}
-        Greeting::Client { opened } => {
-            bytes.extend(greeting(Role::Client));
+        Greeting::Client { opened, mapped } => {
+            messages.push((greeting(Role::Client), Beside::Nothing));
             if opened {
-                bytes.extend(open(FUZZED_FILE));
+                messages.push((open(FUZZED_FILE), Beside::Nothing));
+            }
+            if mapped {
+                messages.push((map(1, REGION_BYTES), Beside::Memory));
             }
         }
-        Greeting::Control => bytes.extend(greeting(Role::Control)),
+        Greeting::Control => messages.push((greeting(Role::Control), Beside::Nothing)),
     }
-    conversation.frames.iter().for_each(|piece| bytes.extend(piece.bytes()));
-    let mut sender = stream.try_clone().expect("a descriptor");
+    messages.extend(conversation.frames.iter().map(|piece| (piece.bytes(), piece.beside())));
+    let sender = stream.try_clone().expect("a descriptor");
     // The node answers while it is asked: what it says is read meanwhile, so that neither waits for the other.
     let sending = std::thread::spawn(move || {
-        let _ = sender.write_all(&bytes);
+        send(&sender, &messages, local, offered());
         let _ = sender.shutdown(Shutdown::Write);
     });
     drain(&mut stream);
@@ -106,10 +146,75 @@ fuzz_target!(|conversation: Conversation| {
     }
 });
 
+/// Until the node has closed the connection.
+fn send(stream: &Socket, messages: &[Message], local: bool, memory: &Region) {
+    let memory = memory.descriptor().expect("a descriptor");
+    let other: OwnedFd = std::io::pipe().expect("a pipe").0.into();
+    for (bytes, beside) in messages {
+        let descriptors: &[&OwnedFd] = match beside {
+            _ if !local || bytes.is_empty() => &[],
+            Beside::Nothing => &[],
+            Beside::Memory => &[&memory],
+            Beside::Other => &[&other],
+            Beside::Both => &[&other, &memory],
+        };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors: Vec<_> = descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
+        if !descriptors.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        }
+        // Nobody ignores SIGPIPE in a fuzz target.
+        match sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(sent) if sent == bytes.len() => {}
+            _ => return,
+        }
+    }
+}
+
+/// The memory that all conversations offer.
+fn offered() -> &'static Region {
+    static OFFERED: OnceLock<Region> = OnceLock::new();
+    OFFERED.get_or_init(|| Region::create(REGION_BYTES as usize).expect("memory"))
+}
+
 impl Piece {
+    fn beside(&self) -> Beside {
+        match self {
+            Piece::Map { beside, .. } | Piece::With(beside, _) => *beside,
+            _ => Beside::Nothing,
+        }
+    }
+
     fn bytes(&self) -> Vec<u8> {
         match self {
             Piece::Raw(bytes) => bytes.clone(),
+            Piece::With(_, piece) => piece.bytes(),
+            Piece::Map { region, length, .. } => map(u32::from(*region) % 4, length.unwrap_or(REGION_BYTES)),
+            Piece::Unmap { region } => {
+                let unmap = Unmap { region: u32::from(*region) % 4 };
+                Frame::with_message(Header::request(Opcode::Unmap, 6), &unmap).expect("it fits").encode(&[])
+            }
+            Piece::OneSided { write, raw, offset, segments } => {
+                let segments: Vec<Segment> = segments
+                    .iter()
+                    .take(one_sided::SEGMENTS_MAX)
+                    .map(|(region, offset, length)| {
+                        let offset = u64::from(*offset) % (REGION_BYTES + REGION_BYTES / 8);
+                        Segment::new(u32::from(*region) % 4, offset, u32::from(*length))
+                    })
+                    .collect();
+                let header = Header {
+                    handle: 1,
+                    epoch: 1,
+                    offset: u64::from(*offset) % (u64::from(UNIT) * 4),
+                    length: segments.iter().map(Segment::length).sum(),
+                    flags: FLAG_ONE_SIDED | if *raw { FLAG_RAW } else { 0 },
+                    deadline_ms: 100,
+                    ..Header::request(if *write { Opcode::Write } else { Opcode::Read }, 5)
+                };
+                Frame { header, ext: one_sided::encode(&segments), sums: Vec::new() }.encode(&[])
+            }
             Piece::Sealed { fields, ext, payload, length } => {
                 let header = Header {
                     opcode: fields.opcode % 24,
@@ -177,7 +282,7 @@ fn node() -> &'static Node {
             memory_bytes: 128 << 20,
             data_dir: directory.path().into(),
             connections_max: 64,
-            shm: "off".into(),
+            shm: "auto".into(),
             io_threads: 0,
             memory_threads: 0,
         };
@@ -186,12 +291,13 @@ fn node() -> &'static Node {
         // SAFETY: the function lives as long as the process and does not unwind: what panics in it aborts.
         assert_eq!(unsafe { libc::atexit(stop) }, 0);
         let mut stream = connect(&node);
-        let mut bytes = [greeting(Role::Client), open(KEPT_FILE)].concat();
         let write =
             Header { handle: 1, epoch: 1, length: KEPT.len() as u32, ..Header::request(Opcode::Write, 3) };
-        bytes.extend(frame(write, Vec::new(), KEPT));
-        stream.write_all(&bytes).expect("the node listens");
-        (0..3).for_each(|_| drop(reply(&mut stream)));
+        let say = [greeting(Role::Client), open(KEPT_FILE), frame(write, Vec::new(), KEPT)];
+        send(&stream, &say.map(|bytes| (bytes, Beside::Nothing)), false, offered());
+        for _ in 0..3 {
+            reply(&mut stream);
+        }
         node
     })
 }
@@ -204,12 +310,29 @@ extern "C" fn stop() {
     drop(DIRECTORY.lock().map(|mut directory| directory.take()));
 }
 
-fn connect(node: &Node) -> TcpStream {
+fn connect(node: &Node) -> Socket {
     let address: SocketAddr = node.addresses()[0].trim_start_matches("tcp://").parse().expect("an address");
-    let stream = TcpStream::connect(address).expect("the node accepts");
+    connected(Domain::for_address(address), &address.into())
+}
+
+fn connect_locally(node: &Node) -> Socket {
+    let Ok(Address::Shm { name, .. }) = Address::parse(&node.addresses()[1]) else {
+        panic!("the second address is that of the local socket")
+    };
+    connected(Domain::UNIX, &SockAddr::unix(name.replace('@', "\0")).expect("an address"))
+}
+
+fn connected(domain: Domain, address: &SockAddr) -> Socket {
+    let stream = Socket::new(domain, Type::STREAM, None).expect("a socket");
+    stream.connect(address).expect("the node accepts");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
     stream
+}
+
+fn map(region: u32, length: u64) -> Vec<u8> {
+    let map = Map { region, length };
+    Frame::with_message(Header::request(Opcode::Map, 4), &map).expect("it fits").encode(&[])
 }
 
 fn greeting(role: Role) -> Vec<u8> {
@@ -245,18 +368,17 @@ fn open(file: &str) -> Vec<u8> {
     Frame::with_message(Header::request(Opcode::Open, 2), &open).expect("it fits").encode(&[])
 }
 
-fn reply(stream: &mut TcpStream) -> (Header, Vec<u8>) {
+fn reply(stream: &mut Socket) -> Header {
     let mut head = [0; HEADER_BYTES];
     stream.read_exact(&mut head).expect("a reply");
     let header = Header::decode(&head).expect("a good header");
     let rest = usize::from(header.ext_bytes) + header.sums_bytes as usize;
-    let mut body = vec![0; rest + header.payload_bytes() as usize];
-    stream.read_exact(&mut body).expect("all of the reply");
-    (header, body.split_off(rest))
+    stream.read_exact(&mut vec![0; rest + header.payload_bytes() as usize]).expect("all of the reply");
+    header
 }
 
 /// Reads to the end of the connection, which must come.
-fn drain(stream: &mut TcpStream) {
+fn drain(stream: &mut Socket) {
     let mut buffer = [0; 64 << 10];
     loop {
         match stream.read(&mut buffer) {
@@ -271,15 +393,33 @@ fn drain(stream: &mut TcpStream) {
     }
 }
 
-/// A well-behaved connection reads what was written before all the others.
+/// A well-behaved connection reads what was written before all the others, through its own memory.
 fn check_kept(node: &Node) {
-    let mut stream = connect(node);
-    let mut bytes = [greeting(Role::Client), open(KEPT_FILE)].concat();
-    let read = Header { handle: 1, epoch: 1, length: KEPT.len() as u32, ..Header::request(Opcode::Read, 3) };
-    bytes.extend(frame(read, Vec::new(), &[]));
-    stream.write_all(&bytes).expect("the node listens");
-    let (_hello, _open) = (reply(&mut stream), reply(&mut stream));
-    let (header, payload) = reply(&mut stream);
-    assert_eq!(header.status, 0);
-    assert_eq!(payload, KEPT, "another file was changed");
+    static OWN: OnceLock<Region> = OnceLock::new();
+    let own = OWN.get_or_init(|| Region::create(KEPT.len()).expect("memory"));
+    // SAFETY: ours, and no move is under way.
+    unsafe { own.address().write_bytes(0, own.len()) };
+    let mut stream = connect_locally(node);
+    let segments = [Segment::new(1, 0, KEPT.len() as u32)];
+    let header = Header {
+        handle: 1,
+        epoch: 1,
+        length: KEPT.len() as u32,
+        flags: FLAG_ONE_SIDED,
+        ..Header::request(Opcode::Read, 3)
+    };
+    let read = Frame { header, ext: one_sided::encode(&segments), sums: Vec::new() }.encode(&[]);
+    let ask = [
+        (greeting(Role::Client), Beside::Nothing),
+        (open(KEPT_FILE), Beside::Nothing),
+        (map(1, own.len() as u64), Beside::Memory),
+        (read, Beside::Nothing),
+    ];
+    send(&stream, &ask, true, own);
+    for _ in 0..4 {
+        assert_eq!(reply(&mut stream).status, 0);
+    }
+    // SAFETY: the node has answered all that it was asked for.
+    let bytes = unsafe { std::slice::from_raw_parts(own.address(), KEPT.len()) };
+    assert_eq!(bytes, KEPT, "another file was changed");
 }

@@ -40,7 +40,7 @@ def at(rates: list[float], total: int = GIB, cpu_s_per_gb: float = 0.5) -> list[
 def a_run() -> Samples:
     """Three rounds, the last on a machine that was twice as slow for everybody."""
     shm = Case("shm", "read", GIB, memory="library")
-    small = cases.requests("read", 4 * KIB, GIB) * 4 * KIB
+    small = cases.requests(4 * KIB, GIB) * 4 * KIB
     return {
         Ceiling("memcpy", "read", GIB, 1): at([10, 10, 5]),
         Ceiling("memcpy", "read", GIB, 2): at([20, 20, 10]),
@@ -144,8 +144,7 @@ def test_cases_stay_within_memory_and_bounds() -> None:
     for sizes in (cases.DEFAULT_SIZES, (KIB,), (8 * KIB, MIB)):
         length = cases.span(sizes)
         for size in sizes:
-            for op in cases.OPS:
-                assert 0 < cases.requests(op, size, length) * size <= length
+            assert 0 < cases.requests(size, length) * size <= length
         assert cases.scattered_bytes(length) <= length
     for make in (cases.default_cases, cases.full_cases):
         found = [case for size in cases.FULL_SIZES for case in make("write", size, cases.TRANSPORTS)]

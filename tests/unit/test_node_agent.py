@@ -73,9 +73,9 @@ class World:
         self.requests.append((request.method, request.url.path, body))
         return self._answer(request)
 
-    def run(self, until: Callable[[World], bool] | None = None) -> int:
+    def run(self, until: Callable[[World], bool] | None = None, announce_path: Path | None = None) -> int:
         async def main() -> int:
-            task = asyncio.create_task(self.agent.run())
+            task = asyncio.create_task(self.agent.run(str(announce_path) if announce_path else None))
             while until is not None and not task.done() and not until(self):
                 await asyncio.sleep(0.01)
             if until is not None:
@@ -146,6 +146,26 @@ def test_it_serves_on_while_control_is_away_and_reports_again(
     world = World(tmp_path, shaky)
     assert world.run(lambda w: w.count("/heartbeat") >= 5) == 0
     assert len(world.natives) == 1 and world.count("/register") == 1
+
+
+def test_it_announces_itself_once_control_knows_its_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gd2fs.node.agent.BACKOFF_MAX_S", 0.02)
+    announced = tmp_path / "node.json"
+    told_early: list[bool] = []
+
+    def slow(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("/heartbeat") and len(told_early) < 2:
+            told_early.append(announced.exists())
+            if len(told_early) == 1:
+                raise httpx2.ConnectError("connection refused")
+        return well(request)
+
+    world = World(tmp_path, slow)
+    assert world.run(lambda w: announced.exists(), announced) == 0
+    assert told_early == [False, False]
+    assert json.loads(announced.read_text())["addresses"] == ["tcp://127.0.0.1:1234"]
 
 
 def test_it_waits_for_control_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

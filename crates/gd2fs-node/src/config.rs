@@ -1,13 +1,10 @@
 //! What a node is told at its start.
 
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 
 use gd2fs_store::DataDirError;
 use gd2fs_transport::Address;
-use gd2fs_transport::address::{boot_id, listen_local, random_name};
 use gd2fs_wire::{Code, Failure, Keys, SigningError};
 use serde::Deserialize;
 use thiserror::Error;
@@ -81,7 +78,7 @@ impl StartError {
     }
 }
 
-fn wrong(field: &'static str, reason: impl Into<String>) -> StartError {
+pub(crate) fn wrong(field: &'static str, reason: impl Into<String>) -> StartError {
     StartError::Config { field, reason: reason.into() }
 }
 
@@ -138,41 +135,6 @@ pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
         Ok(listener)
     };
     attempt().map_err(|error| StartError::Listen { address: address.to_string(), error })
-}
-
-/// The socket for clients of this host, if there is to be one, and its address.
-pub(crate) fn listen_locally(shm: &str) -> Result<Option<(UnixListener, Address)>, StartError> {
-    let name = match shm {
-        "off" => return Ok(None),
-        "auto" => format!("@gd2fs-{}", random_name().map_err(StartError::Runtime)?),
-        path if path.starts_with('/') => path.to_owned(),
-        other => {
-            return Err(wrong("shm", format!("{other:?} is none of auto, off and the path of a socket")));
-        }
-    };
-    let attempt = || {
-        if name.starts_with('/') {
-            remove_left_socket(&name)?;
-        }
-        listen_local(&name)
-    };
-    let listener = attempt().map_err(|error| StartError::Listen { address: name.clone(), error })?;
-    Ok(Some((listener, Address::Shm { host: boot_id(), name })))
-}
-
-/// Removes a socket that a killed node has left; anything else is not ours to remove.
-fn remove_left_socket(path: &str) -> std::io::Result<()> {
-    match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-        Ok(there) if !there.file_type().is_socket() => {
-            Err(std::io::Error::new(std::io::ErrorKind::AlreadyExists, "there is a file that is no socket"))
-        }
-        Ok(_) => match UnixStream::connect(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
-            _ => Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, "another process listens there")),
-        },
-    }
 }
 
 #[cfg(test)]

@@ -7,8 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
 
 use gd2fs_store::ReadView;
-use gd2fs_transport::shm::Regions;
-use gd2fs_transport::{Batch, Frame, FrameError, Receiver, Stream};
+use gd2fs_transport::{Batch, Frame, FrameError, Receiver, Remote, Stream};
 use gd2fs_wire::{Code, Failure, Header, Opcode, Token};
 use tokio::sync::watch;
 use tokio::time::{timeout, timeout_at};
@@ -28,6 +27,10 @@ const DEADLINE_DEFAULT: Duration = Duration::from_secs(30);
 const DEADLINE_MAX: Duration = Duration::from_secs(120);
 /// A reply that is ready gets at least this long, however little its deadline has left.
 const SEND_TIME_MIN: Duration = Duration::from_secs(1);
+/// Replies on their way keep the frames that they are sent from, however small they are, until the peer has read them or their
+/// deadline is over: no more are added beyond this, which a reply from one of the largest chunks keeps anyway. So a peer that
+/// does not read holds less than 128 MiB.
+const PINNED_BYTES_MAX: usize = 64 << 20;
 
 pub(crate) struct Connection<'a> {
     pub shared: &'a Shared,
@@ -38,13 +41,15 @@ pub(crate) struct Connection<'a> {
     pub membership: Membership,
     pub handles: HashMap<u32, Arc<Handle>>,
     pub last_handle: u32,
-    /// The client's memory for one-sided transfers.
-    pub regions: Regions,
+    /// The client's memory for one-sided transfers; None where the stream leads to nobody who could share any.
+    pub remote: Option<Box<dyn Remote>>,
     /// Payload bytes of the current request that are still in the connection.
     pub unread: u64,
     /// Replies that wait for those of the requests that are here already.
     batch: Batch,
     waiting: Vec<Waiting<'a>>,
+    /// Of all frames that `waiting` keeps.
+    pinned_bytes: usize,
 }
 
 /// What a reply needs until it is sent.
@@ -53,7 +58,7 @@ struct Waiting<'a> {
     arrived: Instant,
     deadline: Instant,
     served: bool,
-    _bytes: Option<ReadView>,
+    bytes: Option<ReadView>,
     _running: Running<'a>,
 }
 
@@ -101,7 +106,12 @@ impl From<FrameError> for Stop {
 }
 
 /// Serves one connection to its end, which is never an error of the node.
-pub(crate) async fn serve(stream: Stream, shared: &Shared, shutdown: &watch::Receiver<Option<Instant>>) {
+pub(crate) async fn serve(
+    stream: Stream,
+    remote: Option<Box<dyn Remote>>,
+    shared: &Shared,
+    shutdown: &watch::Receiver<Option<Instant>>,
+) {
     let stream = Arc::new(stream);
     let mut receiver = Receiver::new(stream.clone());
     let Some((token, membership)) = hello::greet(&mut receiver, &stream, shared).await else {
@@ -116,10 +126,11 @@ pub(crate) async fn serve(stream: Stream, shared: &Shared, shutdown: &watch::Rec
         membership,
         handles: HashMap::new(),
         last_handle: 0,
-        regions: Regions::new(shared.mappings.clone(), shared.config.memory_threads > 0),
+        remote,
         unread: 0,
         batch: Batch::default(),
         waiting: Vec::new(),
+        pinned_bytes: 0,
     };
     if let Err(error) = connection.requests().await {
         tracing::debug!(%error, "a connection was closed");
@@ -130,8 +141,13 @@ impl<'a> Connection<'a> {
     /// Takes one request after the other and answers it. Ok: the peer closed, or somebody has replaced it.
     async fn requests(&mut self) -> Result<(), FrameError> {
         loop {
-            if self.batch.is_full() || !self.receiver.holds_frame() {
+            let full = self.batch.is_full() || self.pinned_bytes >= PINNED_BYTES_MAX;
+            if full || !self.receiver.holds_frame() {
                 self.flush().await?;
+            }
+            if self.receiver.is_empty() {
+                // No frame is here that one could belong to.
+                self.stream.drop_descriptors();
             }
             tokio::select! {
                 // An idle connection that was replaced is of no use to anybody.
@@ -211,6 +227,8 @@ impl<'a> Connection<'a> {
             )));
         }
         let opcode = header.opcode()?;
+        // Taken whatever follows: that of a MAP which is refused must not pass for that of the next one.
+        let descriptor = if opcode == Opcode::Map { self.stream.take_descriptor() } else { None };
         if self.shutdown.borrow().is_some() {
             return Err(
                 Failure::new(Code::ShuttingDown, "this node is stopping; ask control for another").into()
@@ -231,7 +249,7 @@ impl<'a> Connection<'a> {
             Opcode::Ping => Ok(Reply::Bare(Frame::new(header.reply(incarnation, Code::Ok)))),
             Opcode::Open => Ok(self.open(frame)?),
             Opcode::Close => Ok(self.close(header)?),
-            Opcode::Map => Ok(self.map(frame)?),
+            Opcode::Map => Ok(self.map(frame, descriptor)?),
             Opcode::Unmap => Ok(self.unmap(frame)?),
             Opcode::Read if header.is_one_sided() => Ok(self.put(frame).await?),
             Opcode::Write if header.is_one_sided() => Ok(self.get(frame).await?),
@@ -254,6 +272,9 @@ impl<'a> Connection<'a> {
             Ok(Reply::Json(frame, payload)) => self.batch.push_json(frame, &payload),
             Ok(Reply::Data(frame, view)) => {
                 self.batch.push_data(frame, memory_of(&view));
+                if !self.waiting.iter().rev().filter_map(|w| w.bytes.as_ref()).any(|w| w.pins_with(&view)) {
+                    self.pinned_bytes += view.pinned_bytes();
+                }
                 // Kept until the batch is sent or dropped.
                 bytes = Some(view);
             }
@@ -263,14 +284,7 @@ impl<'a> Connection<'a> {
             }
         }
         let Answering { arrived, deadline, running } = answering;
-        self.waiting.push(Waiting {
-            header: *header,
-            arrived,
-            deadline,
-            served,
-            _bytes: bytes,
-            _running: running,
-        });
+        self.waiting.push(Waiting { header: *header, arrived, deadline, served, bytes, _running: running });
     }
 
     /// Sends what is ready.
@@ -282,6 +296,7 @@ impl<'a> Connection<'a> {
         let sent = timeout_at(by.into(), unsafe { self.batch.send(&self.stream) }).await;
         sent.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the peer does not read"))??;
         self.batch.clear();
+        self.pinned_bytes = 0;
         let now = Instant::now();
         for waiting in self.waiting.drain(..).filter(|waiting| waiting.served) {
             count(&self.shared.stats, &waiting.header, now - waiting.arrived);

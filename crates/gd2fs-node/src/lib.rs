@@ -5,6 +5,7 @@ mod connection;
 mod control;
 mod fences;
 mod hello;
+mod local;
 mod node;
 mod one_sided;
 mod open;

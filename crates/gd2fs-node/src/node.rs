@@ -1,20 +1,25 @@
 //! A node in this process: its own runtime, its store, its listeners.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use gd2fs_store::{DataDir, Store};
 use gd2fs_transport::Address;
 use parking_lot::{Condvar, Mutex};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::config::{self, Config, StartError};
+use crate::local::LocalListener;
 use crate::server::{self, Listener, Shared};
 
+/// What the end of the grace cuts off ends at its next wait. A thread that is in the middle of a copy or of a system call by then
+/// gets this long, of which a copy of 64 MiB takes a hundredth and a disk that is well a tenth.
+const CUT_OFF: Duration = Duration::from_secs(2);
 /// What is left of the runtime after its connections have ended gets this long; nothing should be.
-const RUNTIME_END: Duration = Duration::from_secs(1);
+const RUNTIME_END: Duration = Duration::from_millis(500);
 /// For those that wait for the disk under the epochs, or for page tables.
 const SPARE_THREADS: usize = 16;
 
@@ -50,7 +55,7 @@ impl Node {
         let (keys, wanted) = config.check()?;
         let data = DataDir::open(&config.data_dir, &config.cluster, &config.node, config.incarnation)?;
         let listeners = wanted.into_iter().map(config::listen).collect::<Result<Vec<_>, _>>()?;
-        let local = config::listen_locally(&config.shm)?;
+        let local = LocalListener::bind(&config.shm)?;
         let memory_bytes = usize::try_from(config.memory_bytes).unwrap_or(usize::MAX);
         let threads = match config.io_threads {
             // More threads than this only wait for memory.
@@ -75,7 +80,7 @@ impl Node {
             accepting.push(Listener::Tcp(listener));
         }
         if let Some((listener, address)) = local {
-            accepting.push(Listener::Local(UnixListener::from_std(listener).map_err(StartError::Runtime)?));
+            accepting.push(Listener::Local(listener.into_async().map_err(StartError::Runtime)?));
             addresses.push(address);
         }
         let (shutdown, stopping) = watch::channel(None);
@@ -104,14 +109,28 @@ impl Node {
     }
 
     /// Accepts nothing more, answers SHUTTING_DOWN to new requests, lets running ones finish within `grace`, and returns when
-    /// all connections have ended. A second call can only shorten the grace.
+    /// all connections have ended, or 3 s after the grace at the latest. A second call can only shorten the grace.
+    ///
+    /// A thread that does not come back from the system by then (a disk that hangs) is left behind with all that it uses: the
+    /// memory of the node stays, and so does the lock of its data directory, until the process ends.
     pub fn stop(&self, grace: Duration) {
         let deadline = Instant::now() + grace;
         self.shutdown
             .send_modify(|current| *current = Some(current.map_or(deadline, |set| set.min(deadline))));
         let mut flag = self.ended.flag.lock();
-        while !*flag {
-            self.ended.changed.wait(&mut flag);
+        // One that waits with a longer grace looks again.
+        self.ended.changed.notify_all();
+        loop {
+            let latest = self.shutdown.borrow().expect("set above, never unset") + CUT_OFF;
+            if *flag || Instant::now() >= latest {
+                break;
+            }
+            self.ended.changed.wait_until(&mut flag, latest);
+        }
+        if !*flag {
+            let connections = self.shared.stats.connections.load(Relaxed);
+            let requests = self.shared.running();
+            tracing::error!(connections, requests, "the node stops without these, which do not end");
         }
         drop(flag);
         if let Some(runtime) = self.runtime.lock().take() {

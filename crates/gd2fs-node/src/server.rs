@@ -19,6 +19,8 @@ use tokio::task::JoinSet;
 use crate::config::Config;
 use crate::connection;
 use crate::fences::Fences;
+use crate::local::LocalListener;
+use crate::one_sided;
 use crate::stats::Stats;
 
 /// After an accept that failed for want of something (descriptors, memory): time for it to be given back.
@@ -66,6 +68,11 @@ impl Shared {
         }
     }
 
+    /// Requests that are not answered yet.
+    pub fn running(&self) -> usize {
+        self.running.load(SeqCst)
+    }
+
     pub fn begin_request(&self) -> Running<'_> {
         self.running.fetch_add(1, SeqCst);
         Running(self)
@@ -91,15 +98,15 @@ pub async fn run(listeners: Vec<Listener>, shared: Arc<Shared>, shutdown: watch:
 
 pub enum Listener {
     Tcp(TcpListener),
-    Local(UnixListener),
+    Local(LocalListener<UnixListener>),
 }
 
 impl Listener {
     async fn accept(&self) -> io::Result<Stream> {
         match self {
             Listener::Tcp(listener) => prepare(listener.accept().await?.0),
-            Listener::Local(listener) => {
-                let stream = listener.accept().await?.0;
+            Listener::Local(local) => {
+                let stream = local.listener.accept().await?.0;
                 check_peer(&stream)?;
                 Ok(stream.into())
             }
@@ -158,7 +165,8 @@ fn admit(
     connections.spawn(async move {
         shared.stats.connections.fetch_add(1, Relaxed);
         let _counted = Counted(&shared.stats);
-        connection::serve(stream, &shared, &shutdown).await;
+        let remote = one_sided::remote_of(&stream, &shared);
+        connection::serve(stream, remote, &shared, &shutdown).await;
         drop(permit);
     });
 }
@@ -179,7 +187,7 @@ async fn drain(shared: &Shared, mut shutdown: watch::Receiver<Option<Instant>>) 
         tokio::pin!(ended);
         // Registered before the look, so that no end in between is missed.
         ended.as_mut().enable();
-        if shared.running.load(SeqCst) == 0 {
+        if shared.running() == 0 {
             return;
         }
         let deadline = (*shutdown.borrow_and_update()).expect("only called in a shutdown");

@@ -2,7 +2,8 @@
 //!
 //! The rule that everything else leans on: bytes of a frame that were valid once are never written again while anybody else
 //! holds the frame. A write goes straight into the chunk's frame only where nothing was ever valid; otherwise it gets a
-//! frame of its own, which takes over the rest of the chunk when it is published.
+//! frame of its own. When that is published, the smaller part is copied: the write into the chunk's frame if nobody else holds
+//! that, or else the rest of the chunk into the new frame, which takes over.
 
 use std::sync::Arc;
 
@@ -132,12 +133,9 @@ impl Chunk {
             self.verify(run)?;
         }
         if !self.frame.is(received) {
-            if !self.runs.overlaps(start, end)
-                && end as usize <= self.frame.capacity()
-                && self.is_untouched(start, end)
-            {
-                // SAFETY: the receive into `received` is over; nothing in the target range is valid or held, so nobody reads
-                // or writes it, and the column's lock keeps it so.
+            if self.may_copy_into(start, end) {
+                // SAFETY: the receive into `received` is over; nobody reads or writes the target range, and the column's lock
+                // keeps it so.
                 unsafe { self.frame.copy_from(received, start, end) };
             } else {
                 let target = self.target_for(arena, received, start, end)?;
@@ -150,6 +148,21 @@ impl Chunk {
         self.runs.replace(start, end, sums, |from, to| crc32c(unsafe { frame.bytes(from, to) }));
         self.release(received, start, end);
         Ok(())
+    }
+
+    /// Whether `[start, end)` of the chunk's frame may be written under the column's lock: nothing there is valid or held by an
+    /// unpublished write, or nobody else holds the frame at all, and it is the smaller part that moves.
+    fn may_copy_into(&self, start: u32, end: u32) -> bool {
+        if end as usize > self.frame.capacity() {
+            return false;
+        }
+        if !self.runs.overlaps(start, end) {
+            return self.is_untouched(start, end);
+        }
+        // Whoever reads got its frame under the lock that is held now. A small write into a large chunk would copy a thousand
+        // times its own bytes otherwise.
+        let kept: u64 = self.runs.outside(start, end).map(|(from, to)| u64::from(to - from)).sum();
+        u64::from(end - start) <= kept && self.frame.is_exclusive()
     }
 
     /// A frame that holds `[start, end)` of `received` and has room for the rest of the chunk: `received` itself where

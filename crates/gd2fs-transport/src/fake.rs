@@ -1,9 +1,12 @@
 //! A stream and a client's memory that fail on purpose: what the contracts of both families are tested against.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
+use gd2fs_wire::messages::Map;
 use gd2fs_wire::sums::piece_sums;
 use gd2fs_wire::{Code, Failure};
 use parking_lot::Mutex;
@@ -155,30 +158,40 @@ async fn wait(changed: &Notify, done: impl Fn() -> bool) {
     }
 }
 
-/// A client's memory without a client.
+/// A client's memory without a client. Moves go in steps, between which others run, as a NIC's would.
 pub struct RemoteMemory {
-    regions: Vec<Mutex<Vec<u8>>>,
+    regions: Mutex<HashMap<u32, Vec<u8>>>,
     damage_at: Mutex<Option<usize>>,
+    stall_at: Mutex<Option<usize>>,
+    resumed: Notify,
+    moving: AtomicUsize,
 }
 
 /// `RemoteMemory` as a node holds it.
 pub struct Shared(pub Arc<RemoteMemory>);
 
+/// No move goes further between two polls.
+const STEP: usize = 4096;
+
 impl RemoteMemory {
-    /// Zeros.
-    pub fn new(count: usize, bytes: usize) -> RemoteMemory {
+    /// Zeros, in regions that are registered under 0 to `count` - 1.
+    pub fn new(count: u32, bytes: usize) -> RemoteMemory {
         RemoteMemory {
-            regions: (0..count).map(|_| Mutex::new(vec![0; bytes])).collect(),
+            regions: Mutex::new((0..count).map(|number| (number, vec![0; bytes])).collect()),
             damage_at: Mutex::default(),
+            stall_at: Mutex::default(),
+            resumed: Notify::new(),
+            moving: AtomicUsize::new(0),
         }
     }
 
     pub fn bytes(&self, region: u32, start: usize, length: usize) -> Vec<u8> {
-        self.regions[region as usize].lock()[start..start + length].to_vec()
+        self.regions.lock()[&region][start..start + length].to_vec()
     }
 
     pub fn set(&self, region: u32, start: usize, bytes: &[u8]) {
-        self.regions[region as usize].lock()[start..start + bytes.len()].copy_from_slice(bytes);
+        let mut regions = self.regions.lock();
+        regions.get_mut(&region).expect("a region")[start..start + bytes.len()].copy_from_slice(bytes);
     }
 
     /// The next move turns a bit of its byte at `position`.
@@ -186,39 +199,77 @@ impl RemoteMemory {
         *self.damage_at.lock() = Some(position);
     }
 
-    /// Where the segment lies; refused if that is nowhere.
-    fn place(&self, segment: &Segment) -> Result<(usize, std::ops::Range<usize>), Failure> {
-        let refuse =
-            |why: &str| Failure::new(Code::BadRequest, format!("region {}: {why}", segment.region()));
-        let region = segment.region() as usize;
-        let length = self.regions.get(region).ok_or_else(|| refuse("not registered"))?.lock().len() as u64;
-        let end = segment.offset().checked_add(u64::from(segment.length()));
-        match end {
-            Some(end) if end <= length => Ok((region, segment.offset() as usize..end as usize)),
-            _ => Err(refuse("the segment lies outside")),
-        }
+    /// Moves stop behind so many bytes, until this is called with None.
+    pub fn stall_at(&self, position: Option<usize>) {
+        *self.stall_at.lock() = position;
+        self.resumed.notify_waiters();
     }
 
-    fn damaged(&self, mut bytes: Vec<u8>) -> Vec<u8> {
-        if let Some(position) = self.damage_at.lock().take() {
-            bytes[position] ^= 1;
+    /// Moves that have begun and that have neither ended nor been dropped.
+    pub fn moving(&self) -> usize {
+        self.moving.load(SeqCst)
+    }
+
+    /// The slots of the segments, in order, byte by byte; refused if one of them is nowhere.
+    fn places(&self, segments: &[Segment]) -> Result<Vec<(u32, usize)>, Failure> {
+        let regions = self.regions.lock();
+        let mut places = Vec::new();
+        for segment in segments {
+            let number = segment.region();
+            let refuse = |why: &str| Failure::new(Code::BadRequest, format!("region {number}: {why}"));
+            let length = regions.get(&number).ok_or_else(|| refuse("not registered"))?.len() as u64;
+            let end = segment.offset().checked_add(u64::from(segment.length()));
+            let end = end.filter(|end| *end <= length).ok_or_else(|| refuse("the segment lies outside"))?;
+            places.extend((segment.offset()..end).map(|at| (number, at as usize)));
         }
-        bytes
+        Ok(places)
+    }
+
+    async fn between_steps(&self, moved: usize) {
+        tokio::task::yield_now().await;
+        wait(&self.resumed, || self.stall_at.lock().is_none_or(|stop| moved < stop)).await;
+    }
+
+    /// Counts a move while it lives.
+    fn begin_move(&self) -> impl Drop + '_ {
+        struct Moving<'a>(&'a AtomicUsize);
+        impl Drop for Moving<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, SeqCst);
+            }
+        }
+        self.moving.fetch_add(1, SeqCst);
+        Moving(&self.moving)
     }
 }
 
 impl Remote for Shared {
+    fn register(&self, map: &Map, _descriptor: Option<OwnedFd>) -> Result<(), Failure> {
+        self.0.regions.lock().insert(map.region, vec![0; map.length as usize]);
+        Ok(())
+    }
+
+    fn unregister(&self, number: u32) -> Result<(), Failure> {
+        let gone = self.0.regions.lock().remove(&number);
+        gone.map(drop)
+            .ok_or_else(|| Failure::new(Code::BadRequest, format!("region {number}: not registered")))
+    }
+
     unsafe fn put<'a>(&'a self, offset: u64, from: &'a Memory, to: &'a [Segment], summed: bool) -> Moved<'a> {
         Box::pin(async move {
-            let places = to.iter().map(|segment| self.0.place(segment)).collect::<Result<Vec<_>, _>>()?;
+            let _moving = self.0.begin_move();
+            let places = self.0.places(to)?;
             // SAFETY: the caller's promise.
-            let bytes = from.slices().iter().flat_map(|slice| unsafe { slice.bytes() }.to_vec()).collect();
-            let bytes = self.0.damaged(bytes);
-            let mut rest = bytes.as_slice();
-            for (region, range) in places {
-                let (now, later) = rest.split_at(range.len());
-                self.0.regions[region].lock()[range].copy_from_slice(now);
-                rest = later;
+            let mut bytes: Vec<u8> =
+                from.slices().iter().flat_map(|slice| unsafe { slice.bytes() }.to_vec()).collect();
+            if let Some(position) = self.0.damage_at.lock().take() {
+                bytes[position] ^= 1;
+            }
+            for (step, part) in bytes.chunks(STEP).enumerate() {
+                self.0.between_steps(step * STEP).await;
+                for (byte, (region, at)) in part.iter().zip(&places[step * STEP..]) {
+                    self.0.set(*region, *at, &[*byte]);
+                }
             }
             Ok(if summed { piece_sums(offset, &bytes) } else { Vec::new() })
         })
@@ -226,20 +277,29 @@ impl Remote for Shared {
 
     unsafe fn get<'a>(&'a self, offset: u64, from: &'a [Segment], into: &'a Memory) -> Moved<'a> {
         Box::pin(async move {
-            let mut bytes = Vec::new();
-            for segment in from {
-                let (region, range) = self.0.place(segment)?;
-                bytes.extend_from_slice(&self.0.regions[region].lock()[range]);
+            let _moving = self.0.begin_move();
+            let places = self.0.places(from)?;
+            let damaged = self.0.damage_at.lock().take();
+            let parts = into.split(places.chunks(STEP).map(<[_]>::len));
+            let mut moved = Vec::with_capacity(places.len());
+            for (part, places) in parts.iter().zip(places.chunks(STEP)) {
+                self.0.between_steps(moved.len()).await;
+                let begin = moved.len();
+                moved.extend(places.iter().flat_map(|(region, at)| self.0.bytes(*region, *at, 1)));
+                if let Some(byte) =
+                    damaged.and_then(|position| moved[begin..].get_mut(position.checked_sub(begin)?))
+                {
+                    *byte ^= 1;
+                }
+                let mut rest = &moved[begin..];
+                for slice in part.slices() {
+                    let (now, later) = rest.split_at(slice.len());
+                    // SAFETY: the caller's promise.
+                    unsafe { slice.fill_from(now) };
+                    rest = later;
+                }
             }
-            let bytes = self.0.damaged(bytes);
-            let mut rest = bytes.as_slice();
-            for slice in into.slices() {
-                let (now, later) = rest.split_at(slice.len());
-                // SAFETY: the caller's promise.
-                unsafe { slice.fill_from(now) };
-                rest = later;
-            }
-            Ok(piece_sums(offset, &bytes))
+            Ok(piece_sums(offset, &moved))
         })
     }
 }

@@ -3,8 +3,10 @@
 //! The client never holds a key to the node's memory, and a transfer is over when the node says so. Shared memory is one
 //! such transport (`shm`), RDMA will be another: requests, segments and completions are the same.
 
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 
+use gd2fs_wire::messages::Map;
 use gd2fs_wire::{Code, Failure};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -60,11 +62,25 @@ pub fn decode(ext: &[u8], length: u64) -> Result<Vec<Segment>, Failure> {
     Ok(segments.to_vec())
 }
 
-/// The end of a move: the sums of its pieces as they were moved.
+/// The end of a move: the sums of its pieces as they were moved. It may take any number of polls.
+///
+/// Dropping it ends the move. When the drop returns, nothing touches the memory of either side for it any more: the node then
+/// gives its frame back and tells the client, who may use its memory for other things. (A NIC that still has work of the move
+/// in its queue must be stopped by the drop.)
 pub type Moved<'a> = Pin<Box<dyn Future<Output = Result<Vec<u32>, Failure>> + Send + 'a>>;
 
-/// One client's registered memory, as the node reaches it.
+/// One client's registered memory, as the node reaches it through one connection, and with which it goes.
+///
+/// What MAP says of a region is this trait's implementation's own business: shared memory needs the descriptor that came beside
+/// the frame and a length; a NIC would need an address and a key, which `Map` would carry as further fields.
 pub trait Remote: Send + Sync {
+    /// Makes a region reachable under its number. The same region may come again: a client that gave up waiting for the answer
+    /// asks once more. May take as long as the system needs for the page tables of the region.
+    fn register(&self, map: &Map, descriptor: Option<OwnedFd>) -> Result<(), Failure>;
+
+    /// Forgets a region. Moves that are under way keep what they need of it.
+    fn unregister(&self, number: u32) -> Result<(), Failure>;
+
     /// Copies `from`, which lies at `offset` of its file, into the client's memory. No sums if `summed` is false.
     ///
     /// # Safety

@@ -49,6 +49,11 @@ impl Receiver {
         Ok(self.end > 0)
     }
 
+    /// Whether all that was received has been taken.
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
     /// Whether the next frame is here already, with its payload.
     pub fn holds_frame(&self) -> bool {
         let held = &self.buffer[self.start..self.end];

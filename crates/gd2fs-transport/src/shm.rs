@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
+use gd2fs_wire::messages::Map;
 use gd2fs_wire::{Code, Failure};
 use parking_lot::{Mutex, RwLock};
 
@@ -169,12 +170,22 @@ fn internal(error: io::Error) -> Failure {
 }
 
 /// A node's mappings of all clients: a client has several connections, and each offers the same memory.
-#[derive(Default)]
 pub struct Mappings {
+    most: usize,
     by_file: Mutex<HashMap<(u64, u64), Weak<Region>>>,
 }
 
+impl Default for Mappings {
+    fn default() -> Mappings {
+        Mappings::with_limit(MAPPINGS_MAX)
+    }
+}
+
 impl Mappings {
+    pub fn with_limit(most: usize) -> Mappings {
+        Mappings { most, by_file: Mutex::default() }
+    }
+
     fn map(&self, memory: &OwnedFd, length: u64) -> Result<Arc<Region>, Failure> {
         check_descriptor(memory)?;
         let stat = rustix::fs::fstat(memory).map_err(|error| internal(error.into()))?;
@@ -188,9 +199,9 @@ impl Mappings {
                 return Ok(region);
             }
             by_file.retain(|_, region| region.strong_count() > 0);
-            if by_file.len() >= MAPPINGS_MAX {
+            if by_file.len() >= self.most {
                 let message =
-                    format!("{MAPPINGS_MAX} regions are mapped on this node; use fewer, larger ones");
+                    format!("{} regions are mapped on this node; use fewer, larger ones", self.most);
                 return Err(Failure::new(Code::Overloaded, message));
             }
         }
@@ -236,10 +247,10 @@ impl Regions {
         Regions { mappings, apart, by_number: RwLock::default() }
     }
 
-    /// The same memory under the same number may come again: a client that gave up waiting for the answer asks once more.
-    pub fn map(&self, number: u32, memory: OwnedFd, length: u64) -> Result<(), Failure> {
+    fn map(&self, number: u32, memory: OwnedFd, length: u64) -> Result<(), Failure> {
         let refuse = |code, why: String| Err(Failure::new(code, why));
-        if self.by_number.read().len() >= REGIONS_MAX {
+        let full = |known: &HashMap<_, _>| known.len() >= REGIONS_MAX && !known.contains_key(&number);
+        if full(&self.by_number.read()) {
             return refuse(Code::Overloaded, format!("{REGIONS_MAX} regions are registered; UNMAP some"));
         }
         let region = self.mappings.map(&memory, length)?;
@@ -252,13 +263,6 @@ impl Regions {
             );
         }
         Ok(())
-    }
-
-    pub fn unmap(&self, number: u32) -> Result<(), Failure> {
-        match self.by_number.write().remove(&number) {
-            Some(_) => Ok(()),
-            None => Err(unknown(number)),
-        }
     }
 
     /// The memory that `segments` name, and what keeps it mapped.
@@ -290,6 +294,20 @@ fn unknown(number: u32) -> Failure {
 }
 
 impl Remote for Regions {
+    fn register(&self, map: &Map, descriptor: Option<OwnedFd>) -> Result<(), Failure> {
+        let memory = descriptor.ok_or_else(|| {
+            Failure::new(Code::BadRequest, "MAP came without a descriptor of the memory that it offers")
+        })?;
+        self.map(map.region, memory, map.length)
+    }
+
+    fn unregister(&self, number: u32) -> Result<(), Failure> {
+        match self.by_number.write().remove(&number) {
+            Some(_) => Ok(()),
+            None => Err(unknown(number)),
+        }
+    }
+
     unsafe fn put<'a>(&'a self, offset: u64, from: &'a Memory, to: &'a [Segment], summed: bool) -> Moved<'a> {
         Box::pin(async move {
             let (memory, _held) = self.memory(to)?;

@@ -125,6 +125,13 @@ impl Stream {
         }
     }
 
+    /// Closes the descriptors that nobody has taken: they came beside frames that are not MAP, or too many with one.
+    pub fn drop_descriptors(&self) {
+        if let Stream::Local(local) = self {
+            local.received.lock().clear();
+        }
+    }
+
     /// Whether the peer is a process of this host.
     pub fn is_local(&self) -> bool {
         matches!(self, Stream::Local(_))

@@ -31,8 +31,7 @@ UNDER_WAY_BYTES = 64 * MIB
 REQUESTS_UNDER_WAY_MAX = 64
 #: What one measurement moves: long enough to be timed, short enough for many rounds.
 VOLUME_BYTES = 256 * MIB
-#: Small writes into big stripe units cost more than their bytes: the node makes each unit anew.
-VOLUME_REQUESTS_MAX = {"read": 16_384, "write": 1024}
+VOLUME_REQUESTS_MAX = 16_384
 FRAGMENT_BYTES = 64 * KIB
 FRAGMENTS = 10_000
 
@@ -85,9 +84,9 @@ def span(sizes: Sequence[int]) -> int:
     return max(max(sizes), min(VOLUME_BYTES, 64 * max(sizes)))
 
 
-def requests(op: Op, size: int, span_bytes: int) -> int:
+def requests(size: int, span_bytes: int) -> int:
     """Requests of ``size`` bytes that one measurement makes."""
-    return max(1, min(VOLUME_REQUESTS_MAX[op], min(VOLUME_BYTES, span_bytes) // size))
+    return max(1, min(VOLUME_REQUESTS_MAX, min(VOLUME_BYTES, span_bytes) // size))
 
 
 def scattered_bytes(span_bytes: int) -> int:

@@ -37,7 +37,7 @@ TRIES = 3
 
 def copies(source: Buffer, target: Buffer, op: Op, size: int, span_bytes: int) -> dict[Key, Contender]:
     """memcpy and the streaming-store copy, with one thread and with all."""
-    length = size * requests(op, size, span_bytes)
+    length = size * requests(size, span_bytes)
     places = [addresses(source.address), addresses(target.address), addresses(length)]
     found: dict[Key, Contender] = {}
     for threads in sorted({1, COPY_THREADS}):
@@ -111,7 +111,7 @@ class RawSockets:
         if (op, streams) not in self._tuned:
             self.tune(streams)
         raw, _, ahead = self._tuned[op, streams]
-        count = requests(op, size, self._span)
+        count = requests(size, self._span)
         if size < PART_BYTES:
             return self._runs(raw, op, size * count, 1, -(-outstanding(size) // streams), part=size)
         # As many bytes under way as GD2FS has, at least one part on every stream.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from gd2fs import _native
 from gd2fs.bench.buffers import SHIFT_BYTES, Buffer, slots
 from gd2fs.bench.cases import FRAGMENT_BYTES, MIB, Case, Memory, Transport, outstanding, requests
 from gd2fs.bench.samples import Contender, Sample, timed
-from gd2fs.cli.processes import POLL_S, Processes
+from gd2fs.cli.processes import Processes
 from gd2fs.cli.up import READY_S, start_control, start_node
 from gd2fs.client.connect import connect
 
@@ -45,7 +44,6 @@ class Cluster:
             self.node_pid = int(processes.wait_ready(node, READY_S)["pid"])
             self._users: dict[tuple[Transport, int, bool], User] = {}
             writer = self.user("tcp", 1, True)
-            writer.wait_for_node()
             for path in (READ_PATH, WRITE_PATH):
                 writer.fill(path)
         except BaseException:
@@ -84,14 +82,6 @@ class User:
         self._layouts: dict[str, str] = {}
         self._library: Buffer | None = None
 
-    def wait_for_node(self) -> None:
-        """Until control knows where the node listens, which its first report says. Raises TimeoutError."""
-        deadline = time.monotonic() + READY_S
-        while not any(node["state"] == "alive" for node in self._client.control("GET", "/v1/nodes")["nodes"]):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the node did not report to control within {READY_S:g} s")
-            time.sleep(POLL_S)
-
     def probe(self) -> None:
         """Reads a little. Raises an error of GD2FS where the transport can't be used."""
         self._client.read(READ_PATH, 0, 1)
@@ -102,7 +92,7 @@ class User:
         self._client.write(path, 0, self._cluster.source.array[: self._cluster.span])
 
     def read(self, case: Case) -> Contender:
-        span, count = self._cluster.span, requests(case.op, case.size, self._cluster.span)
+        span, count = self._cluster.span, requests(case.size, self._cluster.span)
         memory = self._library_memory() if case.memory == "library" else self._cluster.target
         places, lengths, gather = self._places(case, count)
         run = self._requests(case, READ_PATH, count, memory.address + places, lengths)
@@ -119,7 +109,7 @@ class User:
 
     def write(self, case: Case) -> Contender:
         """Overwrites what is there with, by turns, the bytes of two places of the source."""
-        memory, count = self._written_from(case.memory), requests(case.op, case.size, self._cluster.span)
+        memory, count = self._written_from(case.memory), requests(case.size, self._cluster.span)
         places, lengths, gather = self._places(case, count)
         runs = [
             self._requests(case, WRITE_PATH, count, memory.address + places + shift, lengths)

@@ -59,7 +59,7 @@ class Redis:
 
     def small(self) -> dict[Key, Contender]:
         """GETs of 4 KiB on one connection, 64 unanswered: the shape of GD2FS's own small reads."""
-        total = SMALL * requests("read", SMALL, self._span)
+        total = SMALL * requests(SMALL, self._span)
         self._load(SMALL, total)
         contender = self._compiled(SMALL, total, 1, REQUESTS_UNDER_WAY_MAX)
         self._check(total, contender)

@@ -82,13 +82,7 @@ class Agent:
             observer = self._observer()
             observing = asyncio.create_task(observer.serve(sockets=[listener]))
             try:
-                announce(
-                    announce_path, {"url": self._http_url, "node": config.id, "addresses": self._addresses()}
-                )
-                log.warning(
-                    "node %s serves %s (incarnation %d)", config.id, self._addresses(), self._incarnation
-                )
-                return await self._report()
+                return await self._report(announce_path)
             finally:
                 await self._drain()
                 observer.should_exit = True
@@ -141,15 +135,20 @@ class Agent:
             }
         )
 
-    async def _report(self) -> int:
+    async def _report(self, announce_path: str | None) -> int:
         """Reports until the end. Cache files need no lease: the node serves on while control is away."""
         failures = 0
+        announced = False
         while not self.stopping.is_set():
             try:
                 await self._link.heartbeat(self._config.id, await asyncio.to_thread(self._heartbeat))
                 if failures:
                     log.warning("control answers again")
                 failures = 0
+                if not announced:
+                    # Only now does control place files here: whoever waits for this may write at once.
+                    self._announce(announce_path)
+                    announced = True
             except ControlUnreachable as error:
                 failures += 1
                 if failures == 1:
@@ -159,6 +158,11 @@ class Agent:
                 return EXIT_REGISTRATION_LOST
             await self._pause(failures)
         return 0
+
+    def _announce(self, path: str | None) -> None:
+        addresses = self._addresses()
+        announce(path, {"url": self._http_url, "node": self._config.id, "addresses": addresses})
+        log.warning("node %s serves %s (incarnation %d)", self._config.id, addresses, self._incarnation)
 
     def _heartbeat(self) -> dict[str, Any]:
         stats = self.stats()

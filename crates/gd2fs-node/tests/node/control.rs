@@ -16,7 +16,7 @@ fn seal(grant: u64, length: u64) -> Value {
 fn only_control_controls() {
     let bench = Bench::start();
     for role in [Role::Client, Role::Node, Role::Admin] {
-        let mut peer = Peer::greeted(&bench.node, &hello("t", role));
+        let mut peer = Peer::connect(&bench.node).greeted(&hello("t", role));
         for opcode in [Opcode::Seal, Opcode::Delete, Opcode::Stat] {
             assert_eq!(peer.control(opcode, json!([])).code(), Code::Forbidden);
         }
@@ -26,7 +26,7 @@ fn only_control_controls() {
 #[test]
 fn seal_stat_delete() {
     let bench = Bench::start();
-    let mut control = Peer::greeted(&bench.node, &hello("", Role::Control));
+    let mut control = Peer::connect(&bench.node).greeted(&hello("", Role::Control));
     let mut writer = bench.peer();
     let handle = writer.open(&Capability { grant: 3, ..capability() });
     writer.write(handle, 0, &pattern(40_000, 1));
@@ -64,7 +64,7 @@ fn seal_stat_delete() {
 #[test]
 fn what_is_not_understood_is_refused() {
     let bench = Bench::start();
-    let mut control = Peer::greeted(&bench.node, &hello("", Role::Control));
+    let mut control = Peer::connect(&bench.node).greeted(&hello("", Role::Control));
     let many: Vec<Value> = (0..4097).map(|i| json!({ "file": format!("{i:032x}"), "column": 0 })).collect();
     assert_eq!(control.control(Opcode::Stat, json!(many)).code(), Code::BadRequest);
     assert_eq!(items(&control.control(Opcode::Stat, json!(many[1..]))), json!(vec![Value::Null; 4096]));

@@ -144,7 +144,7 @@ fn capabilities_are_the_limit() {
     let text = keys().sign(&capability());
     assert_eq!(peer.open_text(format!("{text}A")).code(), Code::BadSignature);
     assert_eq!(peer.open_text(Keys::development().sign(&capability())).code(), Code::BadSignature);
-    let mut admin = Peer::greeted(&bench.node, &hello("somebody", Role::Admin));
+    let mut admin = Peer::connect(&bench.node).greeted(&hello("somebody", Role::Admin));
     admin.open(&capability());
 }
 
@@ -213,7 +213,7 @@ fn pipelined_requests_are_answered_in_order() {
 #[test]
 fn a_column_opens_only_on_the_nodes_that_control_chose() {
     let bench = Bench::start();
-    let mut peer = Peer::greeted(&bench.node, &hello("t", Role::Client));
+    let mut peer = Peer::connect(&bench.node).greeted(&hello("t", Role::Client));
     for nodes in [vec![], vec![vec![]], vec![vec!["n2".into()]], vec![vec!["n2".into()], vec!["n1".into()]]] {
         let elsewhere = Capability { nodes, ..capability() };
         assert_eq!(peer.try_open(&elsewhere).code(), Code::WrongNode);
@@ -227,7 +227,7 @@ fn handles_of_a_whole_node_are_bounded() {
     let bench = Bench::start();
     let many = Capability { ranges: vec![(0, 1); 1024], ..capability() };
     let text = keys().sign(&many);
-    let mut peer = Peer::greeted(&bench.node, &hello("t", Role::Client));
+    let mut peer = Peer::connect(&bench.node).greeted(&hello("t", Role::Client));
     let mut opened = Vec::new();
     let refused = loop {
         let answer = peer.open_text(text.clone());
@@ -241,7 +241,7 @@ fn handles_of_a_whole_node_are_bounded() {
     assert_eq!(opened.len(), (256 << 20) / (512 + 1024 * 16));
     drop(peer);
     // What a connection held is given back with it.
-    let mut peer = Peer::greeted(&bench.node, &hello("t", Role::Client));
+    let mut peer = Peer::connect(&bench.node).greeted(&hello("t", Role::Client));
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while peer.open_text(text.clone()).code() != Code::Ok {
         assert!(std::time::Instant::now() < deadline, "the handles of a closed connection stay");

@@ -48,11 +48,11 @@ fn a_grant_takeover_wins_over_a_half_sent_write() {
 fn a_retry_is_never_overtaken_by_its_late_copy() {
     let bench = Bench::start();
     let first = hello("t", Role::Client);
-    let mut old = Peer::greeted(&bench.node, &first);
+    let mut old = Peer::connect(&bench.node).greeted(&first);
     let handle = old.open(&capability());
     let last = half_sent(&mut old, handle, 0, &pattern(50_000, 1));
     wait_until("the reservation", || bench.node.store().arena().used() > 0);
-    let mut new = Peer::greeted(&bench.node, &Hello { generation: 2, ..first.clone() });
+    let mut new = Peer::connect(&bench.node).greeted(&Hello { generation: 2, ..first.clone() });
     let new_handle = new.open(&capability());
     assert_eq!(new.write(new_handle, 0, &pattern(50_000, 1)).code(), Code::Ok);
     assert_eq!(new.write(new_handle, 0, &pattern(50_000, 2)).code(), Code::Ok, "the client went on");
@@ -64,7 +64,7 @@ fn a_retry_is_never_overtaken_by_its_late_copy() {
     let same = Hello { generation: 2, ..first.clone() };
     assert_eq!(Peer::connect(&bench.node).greet(&same).code(), Code::StaleWriter);
     assert_eq!(new.ping().code(), Code::Ok);
-    Peer::greeted(&bench.node, &Hello { slot: 1, ..first });
+    Peer::connect(&bench.node).greeted(&Hello { slot: 1, ..first });
 }
 
 #[test]

@@ -109,6 +109,55 @@ fn a_peer_that_does_not_read_is_dropped() {
 }
 
 #[test]
+fn replies_that_nobody_reads_keep_little_memory_and_for_a_while() {
+    const CHUNKS: u64 = 40;
+    let bench = Bench::start();
+    let mut control = Peer::connect(&bench.node).greeted(&hello("", Role::Control));
+    // A local socket holds 208 KiB: its peer does not read, so the second batch of replies waits.
+    let mut peer = bench.local_peer();
+    let handle = peer.open(&capability());
+    for chunk in 0..CHUNKS {
+        let last = (chunk + 1) * u64::from(UNIT) - 4096;
+        assert_eq!(peer.write(handle, last, &pattern(4096, chunk as u8)).code(), Code::Ok);
+    }
+    let arena = bench.node.store().arena();
+    assert_eq!(arena.used(), CHUNKS as usize * UNIT as usize);
+    let frames: Vec<u8> = (0..1000)
+        .flat_map(|index| {
+            let last = (index % CHUNKS + 1) * u64::from(UNIT) - 4096;
+            let mut frame = peer.read_frame(handle, last, 1024);
+            frame.header.deadline_ms = 2000;
+            Peer::bytes(frame, &[])
+        })
+        .collect();
+    peer.stream.write_all(&frames).unwrap();
+    let begun = Instant::now();
+    let mut seen = (0, Instant::now());
+    // Until it has come to a standstill.
+    while seen.0 == 0 || seen.1.elapsed() < Duration::from_millis(200) {
+        assert!(begun.elapsed() < Duration::from_secs(8));
+        let bytes = bench.stats()["bytes_read"].as_u64().unwrap();
+        if bytes != seen.0 {
+            seen = (bytes, Instant::now());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(seen.0 < 1000 * 1024, "the node goes on without a reader");
+    let name = serde_json::json!([{ "file": FILE, "column": 0 }]);
+    assert_eq!(control.control(Opcode::Delete, name).code(), Code::Ok);
+    // 64 MiB is what may be under way; all replies together would keep 160 MiB.
+    let kept = arena.used();
+    assert!(kept > 0 && kept <= 64 << 20, "{kept} bytes are kept");
+    while arena.used() > 0 {
+        assert!(
+            begun.elapsed() < Duration::from_secs(8),
+            "the memory of a peer that does not read is never freed"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
 fn connections_are_limited_and_come_back() {
     let bench = Bench::start_with(|config| config.connections_max = 2);
     let (first, mut second) = (bench.peer(), bench.peer());

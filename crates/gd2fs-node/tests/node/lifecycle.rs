@@ -87,6 +87,89 @@ fn an_idle_node_stops_at_once() {
 }
 
 #[test]
+fn a_thread_that_hangs_does_not_hold_up_a_stop_nor_lose_its_memory() {
+    let bench = Bench::start();
+    let mut peer = bench.peer();
+    let handle = peer.open(&capability());
+    peer.write(handle, 0, &pattern(1000, 1));
+    let column = bench.node.store().get(u128::from_str_radix(FILE, 16).unwrap(), 0).unwrap();
+    let (locked, is_locked) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let ticket = column.begin_write(1, 0, 5000, 1).unwrap();
+        scope.spawn(move || {
+            // Whoever is asked here holds the column's lock: to the node's thread, a system call that does not come back.
+            let hang = || {
+                let _ = locked.send(());
+                released.recv().is_err()
+            };
+            // SAFETY: nobody writes into the target.
+            assert!(unsafe { ticket.publish(&[0], None, hang) }.is_err());
+        });
+        is_locked.recv().unwrap();
+        let frame = peer.read_frame(handle, 0, 1000);
+        peer.stream.write_all(&Peer::bytes(frame, &[])).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        let begun = Instant::now();
+        let Bench { node, directory, .. } = bench;
+        std::thread::scope(|both| {
+            both.spawn(|| node.stop(Duration::from_secs(60)));
+            std::thread::sleep(Duration::from_millis(50));
+            node.stop(Duration::from_millis(100));
+        });
+        drop(node);
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        // The thread finds all that it uses.
+        drop(release);
+        drop(directory);
+    });
+    let view = column.read(1, 0, 1000, true).unwrap();
+    assert_eq!(view.bytes(), pattern(1000, 1));
+}
+
+#[test]
+fn a_socket_goes_with_its_node_and_nothing_else_does() {
+    use std::os::unix::fs::FileTypeExt;
+    use std::os::unix::net::UnixListener;
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("node.shm");
+    let start = || Bench::start_with(|config| config.shm = path.to_str().unwrap().into());
+    let is_socket = || fs::symlink_metadata(&path).is_ok_and(|there| there.file_type().is_socket());
+
+    let bench = start();
+    assert_eq!(bench.local_peer().ping().code(), Code::Ok);
+    let error = bench.start_another(|config| {
+        config.data_dir = place.path().join("another");
+    });
+    assert!(error.err().unwrap().to_string().contains("another process listens"));
+    assert!(is_socket(), "whoever was refused leaves it alone");
+    bench.node.stop(Duration::ZERO);
+    assert!(!path.exists(), "the socket stays behind");
+
+    // That of a node which was killed makes room for the next.
+    drop(UnixListener::bind(&path).unwrap());
+    let bench = start();
+    assert_eq!(bench.local_peer().ping().code(), Code::Ok);
+    // Somebody took the name over: it is not the node's to remove.
+    fs::remove_file(&path).unwrap();
+    let other = UnixListener::bind(&path).unwrap();
+    drop(bench);
+    assert!(is_socket());
+    drop(other);
+    fs::remove_file(&path).unwrap();
+
+    fs::write(&path, b"precious").unwrap();
+    let bench = Bench::start();
+    let error = bench.start_another(|config| {
+        config.data_dir = place.path().join("third");
+        config.shm = path.to_str().unwrap().into();
+    });
+    assert!(error.err().unwrap().to_string().contains("no socket"));
+    drop(bench);
+    assert_eq!(fs::read(&path).unwrap(), b"precious");
+}
+
+#[test]
 fn one_node_per_data_directory() {
     let bench = Bench::start();
     let error = bench.start_another(|_| ()).err().unwrap().to_string();
@@ -128,7 +211,7 @@ fn foreign_and_damaged_directories_are_refused_by_name() {
     assert!(spoiled(&|b| b[30] ^= 4, false).contains("damaged"));
     fs::write(&path, &good).unwrap();
     let again = Node::start(Config { incarnation: 11, ..config.clone() }).unwrap();
-    let mut peer = Peer::greeted(&again, &hello("t", Role::Client));
+    let mut peer = Peer::connect(&again).greeted(&hello("t", Role::Client));
     assert_eq!(peer.ping().header.incarnation, 11);
     drop((again, directory));
 }

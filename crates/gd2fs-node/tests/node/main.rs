@@ -6,6 +6,7 @@ mod fencing;
 mod hello;
 mod hostile;
 mod lifecycle;
+mod local;
 mod mutated;
 mod peer;
 mod vectors;
@@ -75,7 +76,12 @@ impl Bench {
 
     /// A client of tenant `t`, greeted.
     pub fn peer(&self) -> Peer {
-        Peer::greeted(&self.node, &hello("t", Role::Client))
+        Peer::connect(&self.node).greeted(&hello("t", Role::Client))
+    }
+
+    /// The same through the local socket.
+    pub fn local_peer(&self) -> Peer {
+        Peer::connect_locally(&self.node).greeted(&hello("t", Role::Client))
     }
 }
 

@@ -1,13 +1,17 @@
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gd2fs_node::Node;
-use gd2fs_transport::Frame;
-use gd2fs_wire::header::{HEADER_BYTES, Header};
-use gd2fs_wire::messages::{Hello, Open, OpenReply, Refusal};
+use gd2fs_transport::one_sided::{self, Segment};
+use gd2fs_transport::{Address, Frame};
+use gd2fs_wire::header::{FLAG_ONE_SIDED, HEADER_BYTES, Header};
+use gd2fs_wire::messages::{Hello, Map, Open, OpenReply, Refusal, Unmap};
 use gd2fs_wire::{Capability, Code, Opcode, Role, sums};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::{keys, token};
 
@@ -15,7 +19,7 @@ use super::{keys, token};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub struct Peer {
-    pub stream: TcpStream,
+    pub stream: Socket,
     pub request: u64,
 }
 
@@ -52,17 +56,33 @@ pub fn hello(tenant: &str, role: Role) -> Hello {
 impl Peer {
     pub fn connect(node: &Node) -> Peer {
         let address: SocketAddr = node.addresses()[0].strip_prefix("tcp://").unwrap().parse().unwrap();
-        let stream = TcpStream::connect_timeout(&address, PATIENCE).unwrap();
+        let stream = Socket::new(Domain::for_address(address), Type::STREAM, None).unwrap();
+        stream.connect_timeout(&address.into(), PATIENCE).unwrap();
+        stream.set_tcp_nodelay(true).unwrap();
+        Peer::over(stream)
+    }
+
+    /// Through the node's local socket.
+    pub fn connect_locally(node: &Node) -> Peer {
+        let parsed = node.addresses().into_iter().map(|text| Address::parse(&text).unwrap());
+        let mut names = parsed.filter_map(|address| match address {
+            Address::Shm { name, .. } => Some(name),
+            Address::Tcp(_) => None,
+        });
+        let stream = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        stream.connect(&SockAddr::unix(names.next().unwrap().replace('@', "\0")).unwrap()).unwrap();
+        Peer::over(stream)
+    }
+
+    fn over(stream: Socket) -> Peer {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        stream.set_nodelay(true).unwrap();
         Peer { stream, request: 0 }
     }
 
-    pub fn greeted(node: &Node, hello: &Hello) -> Peer {
-        let mut peer = Peer::connect(node);
-        assert_eq!(peer.greet(hello).code(), Code::Ok);
-        peer
+    pub fn greeted(mut self, hello: &Hello) -> Peer {
+        assert_eq!(self.greet(hello).code(), Code::Ok);
+        self
     }
 
     pub fn greet(&mut self, hello: &Hello) -> Answer {
@@ -81,6 +101,41 @@ impl Peer {
         let mut bytes = frame.encode(if file_data { &[] } else { payload });
         bytes.extend_from_slice(payload);
         bytes
+    }
+
+    /// Sends a message with descriptors beside its first byte.
+    pub fn send_with(&self, bytes: &[u8], descriptors: &[&OwnedFd]) -> io::Result<()> {
+        let descriptors: Vec<_> = descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        let sent = sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        assert_eq!(sent, bytes.len(), "a socket that blocks takes all");
+        Ok(())
+    }
+
+    pub fn map_frame(&mut self, region: u32, length: u64) -> Frame {
+        let header = self.header(Opcode::Map);
+        Frame::with_message(header, &Map { region, length }).unwrap()
+    }
+
+    pub fn map(&mut self, region: u32, length: u64, descriptor: &OwnedFd) -> Answer {
+        let frame = self.map_frame(region, length);
+        self.send_with(&Peer::bytes(frame, &[]), &[descriptor]).unwrap();
+        self.answer()
+    }
+
+    pub fn unmap(&mut self, region: u32) -> Answer {
+        let header = self.header(Opcode::Unmap);
+        self.ask(Frame::with_message(header, &Unmap { region }).unwrap(), &[])
+    }
+
+    /// READ or WRITE of the bytes at `offset` of the file, from or into registered memory.
+    pub fn one_sided(&mut self, opcode: Opcode, handle: u32, offset: u64, segments: &[Segment]) -> Frame {
+        let length = segments.iter().map(Segment::length).sum();
+        let header = self.header(opcode);
+        let header = Header { handle, epoch: 1, offset, length, flags: FLAG_ONE_SIDED, ..header };
+        Frame { header, ext: one_sided::encode(segments), sums: vec![] }
     }
 
     pub fn ask(&mut self, frame: Frame, payload: &[u8]) -> Answer {

@@ -22,6 +22,40 @@ fn holes_short_reads_and_overwrites() {
 }
 
 #[test]
+fn a_small_overwrite_moves_only_its_own_bytes_unless_somebody_reads() {
+    let bench = Bench::new(64 << 20);
+    let column = bench.open(0);
+    let mut expected = pattern(UNIT as usize, 1);
+    write(&column, 0, 0, &expected).unwrap();
+    let address = || column.read(1, 0, 1, true).unwrap().bytes().as_ptr();
+    let first = address();
+    let mut overwrite = |start: usize, seed: u8| {
+        let bytes = pattern(5000, seed);
+        write(&column, 0, start as u64, &bytes).unwrap();
+        expected[start..start + 5000].copy_from_slice(&bytes);
+        assert!(read(&column, 0, UNIT).unwrap() == expected);
+    };
+    overwrite(30_000, 2);
+    assert_eq!(address(), first, "the rest of the chunk was not copied");
+
+    let view = column.read(1, 0, UNIT, true).unwrap();
+    let seen = view.bytes().to_vec();
+    overwrite(31_000, 3);
+    assert!(view.bytes() == seen, "bytes changed under a reader");
+    assert_ne!(address(), first);
+    drop(view);
+
+    let second = address();
+    let held = column.begin_write(1, 0, u64::from(UNIT), 10).unwrap();
+    overwrite(60_000, 4);
+    assert_eq!(address(), second, "a write to another chunk holds nothing of this one");
+    drop(held);
+    write(&column, 0, 0, &pattern(UNIT as usize, 5)).unwrap();
+    assert_ne!(address(), second, "what replaces all of a chunk is not copied");
+    assert_eq!(bench.store.arena().used(), UNIT as usize);
+}
+
+#[test]
 fn requests_that_no_chunk_holds_are_refused() {
     let bench = Bench::new(64 << 20);
     let column = bench.open(0);

@@ -48,6 +48,42 @@ fn overlapping_writers_and_readers_see_whole_writes_only() {
 }
 
 #[test]
+fn small_overwrites_are_seen_whole_and_never_under_a_view() {
+    let bench = Bench::new(64 << 20);
+    let column = bench.open(0);
+    write(&column, 0, 0, &vec![0; UNIT as usize]).unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let writers: Vec<_> = (0..3u32)
+            .map(|writer| {
+                let column = &column;
+                scope.spawn(move || {
+                    for round in 0..2000u32 {
+                        // Two writers share a place, the third has its own in the same piece.
+                        write(column, 0, u64::from(writer / 2 * 4096 + 100), &[round as u8; 4096]).unwrap();
+                    }
+                })
+            })
+            .collect();
+        for place in [100, 4196] {
+            let (column, stop) = (&column, &stop);
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    assert!(is_whole(&read(column, place, 4096).unwrap()));
+                    let view = column.read(1, place, 4096, true).unwrap();
+                    let before = view.bytes().to_vec();
+                    thread::yield_now();
+                    assert!(view.bytes() == before, "bytes changed under a reader");
+                }
+            });
+        }
+        let results: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        stop.store(true, Ordering::Relaxed);
+        results.into_iter().for_each(|result| result.unwrap());
+    });
+}
+
+#[test]
 fn takeovers_beside_writers_and_readers() {
     // Grant g writes the byte g everywhere beyond what is sealed; whoever holds the current grant sees only its own bytes.
     let bench = Bench::new(64 << 20);

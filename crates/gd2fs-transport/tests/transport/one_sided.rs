@@ -3,6 +3,7 @@ use std::sync::Arc;
 use gd2fs_transport::fake;
 use gd2fs_transport::one_sided::{self, Remote, SEGMENTS_MAX, Segment};
 use gd2fs_transport::shm::{Mappings, Region, Regions};
+use gd2fs_wire::messages::Map;
 use gd2fs_wire::sums::piece_sums;
 use gd2fs_wire::{Code, Failure};
 use proptest::prelude::*;
@@ -21,11 +22,15 @@ struct Peer {
     set: Box<Set>,
 }
 
+fn offer(region: u32, length: u64) -> Map {
+    Map { region, length }
+}
+
 fn peers() -> Vec<(&'static str, Peer)> {
     let regions = Arc::new([Region::create(BYTES).unwrap(), Region::create(BYTES).unwrap()]);
     let shared = Regions::new(Arc::new(Mappings::default()), false);
     for (number, region) in regions.iter().enumerate() {
-        shared.map(number as u32, region.descriptor().unwrap(), BYTES as u64).unwrap();
+        shared.register(&offer(number as u32, BYTES as u64), Some(region.descriptor().unwrap())).unwrap();
     }
     let (seen, set) = (regions.clone(), regions);
     let shm = Peer {
@@ -181,7 +186,8 @@ fn memory_that_could_fault_or_cost_the_node_is_refused() {
     };
     let both = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     let regions = Regions::new(Arc::new(Mappings::default()), false);
-    let refused = |memory: OwnedFd, length: u64| regions.map(1, memory, length).unwrap_err().message;
+    let refused =
+        |memory: OwnedFd, length: u64| regions.register(&offer(1, length), Some(memory)).unwrap_err().message;
     assert!(refused(memfd(8192, libc::F_SEAL_GROW, true), 8192).contains("sealed"));
     assert!(refused(memfd(8192, both, true), 4096).contains("length"));
     assert!(refused(memfd(8192, both, true), 0).contains("length"));
@@ -190,18 +196,18 @@ fn memory_that_could_fault_or_cost_the_node_is_refused() {
     assert!(refused(std::fs::File::open("/proc/self/exe").unwrap().into(), 8192).contains("memfd"));
     let good = memfd(8192, both, true);
     for _ in 0..2 {
-        regions.map(1, good.try_clone().unwrap(), 8192).unwrap();
+        regions.register(&offer(1, 8192), Some(good.try_clone().unwrap())).unwrap();
     }
     assert!(refused(memfd(8192, both, true), 8192).contains("already"));
-    regions.unmap(1).unwrap();
-    assert_eq!(regions.unmap(1).unwrap_err().code, Code::BadRequest);
+    regions.unregister(1).unwrap();
+    assert_eq!(regions.unregister(1).unwrap_err().code, Code::BadRequest);
 }
 
 #[test]
 fn severed_pages_are_out_of_reach() {
     let region = Region::create(4 * 4096).unwrap();
     let shared = Regions::new(Arc::new(Mappings::default()), false);
-    shared.map(1, region.descriptor().unwrap(), region.len() as u64).unwrap();
+    shared.register(&offer(1, region.len() as u64), Some(region.descriptor().unwrap())).unwrap();
     region.sever(4096, 8192).unwrap();
     let mut data = vec![7; 4 * 4096];
     let (from, to) = (list(&mut data, &[4096]), [Segment::new(1, 0, 4 * 4096)]);
@@ -211,4 +217,24 @@ fn severed_pages_are_out_of_reach() {
     let seen = unsafe { std::slice::from_raw_parts(region.address(), region.len()) };
     let pages: Vec<u8> = seen.chunks(4096).map(|page| page[0]).collect();
     assert_eq!(pages, [7, 0, 0, 7]);
+}
+
+#[test]
+fn the_regions_of_all_connections_together_are_limited() {
+    let mappings = Arc::new(Mappings::with_limit(2));
+    let memory: Vec<Region> = (0..3).map(|_| Region::create(4096).unwrap()).collect();
+    let register = |connection: &Regions, index: usize| {
+        connection.register(&offer(index as u32, 4096), Some(memory[index].descriptor().unwrap()))
+    };
+    let (one, other) = (Regions::new(mappings.clone(), false), Regions::new(mappings.clone(), false));
+    register(&one, 0).unwrap();
+    register(&one, 1).unwrap();
+    register(&other, 1).unwrap();
+    let failure = register(&other, 2).unwrap_err();
+    assert_eq!(failure.code, Code::Overloaded);
+    assert!(failure.message.contains("2 regions"), "{}", failure.message);
+    one.unregister(1).unwrap();
+    assert_eq!(register(&other, 2).unwrap_err().code, Code::Overloaded, "the other connection has it still");
+    drop(one);
+    register(&other, 2).unwrap();
 }

@@ -1,0 +1,87 @@
+//! The socket for clients of this host, which share their memory with the node.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+
+use gd2fs_transport::Address;
+use gd2fs_transport::address::{boot_id, listen_local, random_name};
+
+use crate::config::{StartError, wrong};
+
+/// A socket that listens, and its file if it has one, which goes before the socket does.
+pub(crate) struct LocalListener<L = UnixListener> {
+    _file: Option<SocketFile>,
+    pub listener: L,
+}
+
+/// The file of a socket of ours. Its number is nobody else's as long as the socket is open.
+struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl LocalListener {
+    /// Listens where `shm` says, if it is to be anywhere.
+    pub fn bind(shm: &str) -> Result<Option<(LocalListener, Address)>, StartError> {
+        let name = match shm {
+            "off" => return Ok(None),
+            "auto" => format!("@gd2fs-{}", random_name().map_err(StartError::Runtime)?),
+            path if path.starts_with('/') => path.to_owned(),
+            other => {
+                return Err(wrong("shm", format!("{other:?} is none of auto, off and the path of a socket")));
+            }
+        };
+        let listening = listen(&name).map_err(|error| StartError::Listen { address: name.clone(), error })?;
+        Ok(Some((listening, Address::Shm { host: boot_id(), name })))
+    }
+
+    pub fn into_async(self) -> io::Result<LocalListener<tokio::net::UnixListener>> {
+        let LocalListener { _file, listener } = self;
+        Ok(LocalListener { _file, listener: tokio::net::UnixListener::from_std(listener)? })
+    }
+}
+
+fn listen(name: &str) -> io::Result<LocalListener> {
+    let path = name.starts_with('/').then(|| PathBuf::from(name));
+    if path.is_some() {
+        remove_left_socket(name)?;
+    }
+    let listener = listen_local(name)?;
+    Ok(LocalListener { _file: path.map(SocketFile::new).transpose()?, listener })
+}
+
+/// Removes a socket that a killed node has left; anything else is not ours to remove.
+fn remove_left_socket(path: &str) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(there) if !there.file_type().is_socket() => {
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"))
+        }
+        Ok(_) => match UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+            _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
+        },
+    }
+}
+
+impl SocketFile {
+    fn new(path: PathBuf) -> io::Result<SocketFile> {
+        let there = std::fs::symlink_metadata(&path)?;
+        Ok(SocketFile { path, device: there.dev(), inode: there.ino() })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Somebody may have removed it and put something else there.
+        let ours = std::fs::symlink_metadata(&self.path)
+            .is_ok_and(|there| (there.dev(), there.ino()) == (self.device, self.inode));
+        if ours && let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::warn!(%error, path = %self.path.display(), "the node's socket was not removed");
+        }
+    }
+}
