@@ -44,7 +44,7 @@ class Client:
         token: str,
         *,
         nics: list[str] = ...,
-        io_threads: int = 2,
+        io_threads: int = 0,
         memory_threads: int = 0,
         streams: int = 4,
         transport: str = "auto",

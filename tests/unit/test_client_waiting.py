@@ -27,7 +27,7 @@ def node() -> Iterator[FakeNode]:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client([], cluster=CLUSTER, token="") as one:
+    with Client([], cluster=CLUSTER, token="", io_threads=2) as one:
         yield one
 
 

@@ -30,6 +30,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(10);
 const STREAMS_MAX: usize = 64;
 const IO_THREADS_MAX: usize = 64;
+/// More than these are kept busy by no network that one process serves.
+const IO_THREADS_AUTO_MAX: usize = 4;
 /// For looking up control's name.
 const SPARE_THREADS: usize = 2;
 
@@ -41,6 +43,7 @@ pub struct Options {
     pub token: String,
     /// Local addresses to connect from; empty: whatever the routes say.
     pub nics: Vec<IpAddr>,
+    /// 0: one for each two processors, at most 4.
     pub io_threads: usize,
     /// Spare threads that take over from an I/O thread while it copies much (staged transfers); 0: what else it serves waits.
     pub memory_threads: usize,
@@ -59,7 +62,7 @@ impl Default for Options {
             cluster: String::new(),
             token: String::new(),
             nics: Vec::new(),
-            io_threads: 2,
+            io_threads: 0,
             memory_threads: 0,
             streams: 4,
             transport: Transport::Auto,
@@ -93,18 +96,15 @@ pub struct Ticket<T> {
 
 impl Client {
     pub fn new(options: &Options) -> Result<Client, Failure> {
-        let check = |name: &str, value: usize, max: usize| {
-            if (1..=max).contains(&value) {
+        let check = |name: &str, value: usize, min: usize, max: usize| {
+            if (min..=max).contains(&value) {
                 return Ok(());
             }
-            Err(Failure::new(Code::Invalid, format!("{name}: {value} is not in 1..{max}")))
+            Err(Failure::new(Code::Invalid, format!("{name}: {value} is not in {min}..{max}")))
         };
-        check("io_threads", options.io_threads, IO_THREADS_MAX)?;
-        check("streams", options.streams, STREAMS_MAX)?;
-        if options.memory_threads > IO_THREADS_MAX {
-            let why = format!("memory_threads: {} is not in 0..{IO_THREADS_MAX}", options.memory_threads);
-            return Err(Failure::new(Code::Invalid, why));
-        }
+        check("io_threads", options.io_threads, 0, IO_THREADS_MAX)?;
+        check("memory_threads", options.memory_threads, 0, IO_THREADS_MAX)?;
+        check("streams", options.streams, 1, STREAMS_MAX)?;
         let internal = |error: std::io::Error| Failure::new(Code::Internal, error.to_string());
         let budget_units = options.outstanding_bytes_max.div_ceil(BUDGET_UNIT_BYTES).clamp(1, 1 << 28);
         let completions = Arc::new(Completions::new().map_err(internal)?);
@@ -126,7 +126,13 @@ impl Client {
         };
         let threads = Arc::new(AtomicUsize::new(0));
         let (begun, ended) = (threads.clone(), threads.clone());
-        let runtime = builder(options.io_threads, "gd2fs-io")
+        let io_threads = match options.io_threads {
+            0 => std::thread::available_parallelism()
+                .map_or(1, |all| all.get().div_ceil(2))
+                .min(IO_THREADS_AUTO_MAX),
+            some => some,
+        };
+        let runtime = builder(io_threads, "gd2fs-io")
             .max_blocking_threads(SPARE_THREADS + options.memory_threads)
             .on_thread_start(move || {
                 begun.fetch_add(1, Ordering::SeqCst);

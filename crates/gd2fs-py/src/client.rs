@@ -36,7 +36,7 @@ pub struct Client {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (addresses, cluster, token, *, nics = vec![], io_threads = 2, memory_threads = 0, streams = 4,
+    #[pyo3(signature = (addresses, cluster, token, *, nics = vec![], io_threads = 0, memory_threads = 0, streams = 4,
                         transport = "auto", verify = true, outstanding_bytes_max = 1 << 30))]
     #[allow(clippy::too_many_arguments)]
     fn new(

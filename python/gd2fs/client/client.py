@@ -54,7 +54,7 @@ class Client:
         cluster: str | None,
         token: str,
         nics: Sequence[str] = (),
-        io_threads: int = 2,
+        io_threads: int = 0,
         memory_threads: int = 0,
         streams: int = 4,
         transport: str = "auto",

@@ -18,7 +18,7 @@ def connect(
     *,
     token: str | None = None,
     nics: Sequence[str] | None = None,
-    io_threads: int = 2,
+    io_threads: int = 0,
     memory_threads: int = 0,
     streams: int = 4,
     transport: str = "auto",
@@ -33,7 +33,7 @@ def connect(
             control is away.
         token: who the caller is; default ``$GD2FS_TOKEN``, or what the file ``$GD2FS_TOKEN_FILE`` holds.
         nics: IP addresses of the local NICs to use; default: whatever the routes say.
-        io_threads: native threads that move bytes.
+        io_threads: native threads that move bytes; 0: one for each two processors, at most 4.
         memory_threads: native threads that take over from one of those while it copies much between memory
             and memory (shared memory with ordinary buffers); 0: what else it serves waits.
         streams: connections per storage node and NIC.

@@ -171,7 +171,9 @@ class ClientConfig(Section):
     """How processes of this configuration talk to storage nodes."""
 
     nics: Names = knob([], "Local IP addresses to send from. Empty: the kernel's routing decides.")
-    io_threads: Count = knob(2, "Threads that move bytes.")
+    io_threads: Annotated[int, Field(ge=0, le=64)] = knob(
+        0, "Threads that move bytes. 0: one for each two processors, at most 4."
+    )
     memory_threads: Annotated[int, Field(ge=0, le=64)] = knob(
         0, "Spare threads that take over while one copies much. 0: what else it serves waits that long."
     )
