@@ -348,7 +348,8 @@ impl Connection {
                     match out {
                         Outgoing::Nothing => batch.push(frame),
                         Outgoing::Json(payload) => batch.push_json(frame, &payload),
-                        Outgoing::Data(memory) => batch.push_data(frame, memory),
+                        // SAFETY: the memory is the caller's until its request completes, which `call` sees to.
+                        Outgoing::Data(memory) => drop(unsafe { batch.push_data(frame, memory) }),
                         Outgoing::Descriptor(_) if !batch.is_empty() => {
                             // It goes out with the first byte of a batch.
                             table.outbox.push_front(Queued { frame, out });

@@ -27,10 +27,6 @@ const DEADLINE_DEFAULT: Duration = Duration::from_secs(30);
 const DEADLINE_MAX: Duration = Duration::from_secs(120);
 /// A reply that is ready gets at least this long, however little its deadline has left.
 const SEND_TIME_MIN: Duration = Duration::from_secs(1);
-/// Replies on their way keep the frames that they are sent from, however small they are, until the peer has read them or their
-/// deadline is over: no more are added beyond this, which a reply from one of the largest chunks keeps anyway. So a peer that
-/// does not read holds less than 128 MiB.
-const PINNED_BYTES_MAX: usize = 64 << 20;
 
 pub(crate) struct Connection<'a> {
     pub shared: &'a Shared,
@@ -48,8 +44,6 @@ pub(crate) struct Connection<'a> {
     /// Replies that wait for those of the requests that are here already.
     batch: Batch,
     waiting: Vec<Waiting<'a>>,
-    /// Of all frames that `waiting` keeps.
-    pinned_bytes: usize,
 }
 
 /// What a reply needs until it is sent.
@@ -58,7 +52,8 @@ struct Waiting<'a> {
     arrived: Instant,
     deadline: Instant,
     served: bool,
-    bytes: Option<ReadView>,
+    /// Large ones fill a batch soon, so a peer that does not read keeps few frames.
+    _bytes: Option<ReadView>,
     _running: Running<'a>,
 }
 
@@ -130,7 +125,6 @@ pub(crate) async fn serve(
         unread: 0,
         batch: Batch::default(),
         waiting: Vec::new(),
-        pinned_bytes: 0,
     };
     if let Err(error) = connection.requests().await {
         tracing::debug!(%error, "a connection was closed");
@@ -141,8 +135,7 @@ impl<'a> Connection<'a> {
     /// Takes one request after the other and answers it. Ok: the peer closed, or somebody has replaced it.
     async fn requests(&mut self) -> Result<(), FrameError> {
         loop {
-            let full = self.batch.is_full() || self.pinned_bytes >= PINNED_BYTES_MAX;
-            if full || !self.receiver.holds_frame() {
+            if self.batch.is_full() || !self.receiver.holds_frame() {
                 self.flush().await?;
             }
             if self.receiver.is_empty() {
@@ -271,12 +264,10 @@ impl<'a> Connection<'a> {
             }
             Ok(Reply::Json(frame, payload)) => self.batch.push_json(frame, &payload),
             Ok(Reply::Data(frame, view)) => {
-                self.batch.push_data(frame, memory_of(&view));
-                if !self.waiting.iter().rev().filter_map(|w| w.bytes.as_ref()).any(|w| w.pins_with(&view)) {
-                    self.pinned_bytes += view.pinned_bytes();
+                // SAFETY: a view's bytes do not change. Those that are not copied are kept until the batch is sent or dropped.
+                if unsafe { self.batch.push_data(frame, memory_of(&view)) } {
+                    bytes = Some(view);
                 }
-                // Kept until the batch is sent or dropped.
-                bytes = Some(view);
             }
             Err(failure) => {
                 self.shared.stats.refused(&failure);
@@ -284,7 +275,14 @@ impl<'a> Connection<'a> {
             }
         }
         let Answering { arrived, deadline, running } = answering;
-        self.waiting.push(Waiting { header: *header, arrived, deadline, served, bytes, _running: running });
+        self.waiting.push(Waiting {
+            header: *header,
+            arrived,
+            deadline,
+            served,
+            _bytes: bytes,
+            _running: running,
+        });
     }
 
     /// Sends what is ready.
@@ -296,7 +294,6 @@ impl<'a> Connection<'a> {
         let sent = timeout_at(by.into(), unsafe { self.batch.send(&self.stream) }).await;
         sent.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the peer does not read"))??;
         self.batch.clear();
-        self.pinned_bytes = 0;
         let now = Instant::now();
         for waiting in self.waiting.drain(..).filter(|waiting| waiting.served) {
             count(&self.shared.stats, &waiting.header, now - waiting.arrived);

@@ -3,9 +3,6 @@
 //! A run has one sum, so a part of it can be trusted only after all of it was verified: eight times the bytes of a 4 KiB read.
 //! What that verification learns about the other parts is kept, and the next small read of the run verifies what it sends.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use gd2fs_wire::sums::{PIECE_BYTES, combine};
 use gd2fs_wire::{Failure, sums};
 
@@ -16,33 +13,44 @@ use crate::runs::Run;
 /// The smallest block of a KV cache that anybody moves alone, and a page.
 const GRAIN: u32 = 4096;
 
-/// The sums of a run's bytes between 4 KiB offsets of its chunk.
-pub(crate) type RunGrains = Arc<[u32]>;
+/// The sums of a run's bytes between 4 KiB offsets of its chunk, each at the place of its grain in the piece.
+pub(crate) type RunGrains = [u32; GRAINS];
+const GRAINS: usize = (PIECE_BYTES / GRAIN as u64) as usize;
 
-/// By the start of the run; 100 bytes for 32 KiB of data at most.
+/// Of one run of each piece, by the piece: 48 bytes for 32 KiB of data.
 #[derive(Default)]
-pub(crate) struct Grains(BTreeMap<u32, (Run, RunGrains)>);
+pub(crate) struct Grains(Vec<Option<(Run, RunGrains)>>);
 
 impl Grains {
     pub fn of(&self, run: &Run) -> Option<RunGrains> {
-        self.0.get(&run.start).filter(|(known, _)| known == run).map(|(_, grains)| grains.clone())
+        self.0
+            .get(piece_of(run))
+            .copied()
+            .flatten()
+            .filter(|(known, _)| known == run)
+            .map(|(_, grains)| grains)
     }
 
     pub fn remember(&mut self, run: Run, grains: RunGrains) {
-        self.0.insert(run.start, (run, grains));
+        let piece = piece_of(&run);
+        if self.0.len() <= piece {
+            self.0.resize(piece + 1, None);
+        }
+        self.0[piece] = Some((run, grains));
     }
 
     /// Forgets every run that a change of `[start, end)` may have changed or joined to another.
     pub fn forget(&mut self, start: u32, end: u32) {
-        if self.0.is_empty() {
-            return;
+        let from = (u64::from(start) / PIECE_BYTES) as usize;
+        let to = (u64::from(end).div_ceil(PIECE_BYTES) as usize).min(self.0.len());
+        if from < to {
+            self.0[from..to].fill(None);
         }
-        let piece = PIECE_BYTES as u32;
-        let (from, to) = (start / piece * piece, end.div_ceil(piece).saturating_mul(piece));
-        let mut beyond = self.0.split_off(&from);
-        let mut after = beyond.split_off(&to);
-        self.0.append(&mut after);
     }
+}
+
+fn piece_of(run: &Run) -> usize {
+    (u64::from(run.start) / PIECE_BYTES) as usize
 }
 
 /// The sum of `[from, to)`, a part of `run`, after it was verified; and the run's grains if they were not known.
@@ -54,12 +62,10 @@ pub(crate) fn part_sum(
 ) -> Result<(u32, Option<RunGrains>), Failure> {
     let mut part = Sum::default();
     let mut whole = Sum::default();
-    let mut learned = Vec::new();
+    let mut learned = [0; GRAINS];
     let mut at = run.start;
-    for index in 0.. {
-        if at >= run.end {
-            break;
-        }
+    while at < run.end {
+        let index = (at / GRAIN) as usize % GRAINS;
         let end = ((at / GRAIN + 1) * GRAIN).min(run.end);
         let inside = (from.clamp(at, end), to.clamp(at, end));
         match known {
@@ -80,7 +86,7 @@ pub(crate) fn part_sum(
                     verify(&Run { start: at, end, crc: known[index] }, grain.crc)?;
                 }
                 whole.append(grain.crc, end - at);
-                learned.push(grain.crc);
+                learned[index] = grain.crc;
                 part.append(wanted.crc, wanted.length);
             }
         }
@@ -90,7 +96,7 @@ pub(crate) fn part_sum(
         return Ok((part.crc, None));
     }
     verify(run, whole.crc)?;
-    Ok((part.crc, Some(learned.into())))
+    Ok((part.crc, Some(learned)))
 }
 
 /// A sum that grows; of no bytes at first.

@@ -48,16 +48,6 @@ impl ReadView {
         Ok((ReadView { frame: Some(frame), start, end, sums }, learned))
     }
 
-    /// Memory that cannot be used for anything else while this lives: all of the frame that the range lies in.
-    pub fn pinned_bytes(&self) -> usize {
-        self.frame.as_ref().map_or(0, Frame::capacity)
-    }
-
-    /// Whether both keep the same memory.
-    pub fn pins_with(&self, other: &ReadView) -> bool {
-        matches!((&self.frame, &other.frame), (Some(one), Some(another)) if one.is(another))
-    }
-
     pub fn bytes(&self) -> &[u8] {
         match &self.frame {
             // SAFETY: the range was valid when the view was made under the column's lock, and valid bytes of a frame are

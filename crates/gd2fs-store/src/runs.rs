@@ -36,9 +36,16 @@ impl Runs {
 
     /// The runs that touch `[start, end)`, as indices.
     fn touching(&self, start: u32, end: u32) -> std::ops::Range<usize> {
-        let first = self.0.partition_point(|run| run.end <= start);
-        let last = self.0.partition_point(|run| run.start < end);
+        let first = self.at(start).unwrap_or_else(|| self.0.partition_point(|run| run.end <= start));
+        let last = end.checked_sub(1).and_then(|last| self.at(last)).map(|last| last + 1);
+        let last = last.unwrap_or_else(|| self.0.partition_point(|run| run.start < end));
         first..last.max(first)
+    }
+
+    /// The run that holds a byte, if it is where it would be with every piece whole: no search through a cold list.
+    fn at(&self, byte: u32) -> Option<usize> {
+        let index = (byte / PIECE) as usize;
+        self.0.get(index).is_some_and(|run| (run.start..run.end).contains(&byte)).then_some(index)
     }
 
     pub fn touched(&self, start: u32, end: u32) -> &[Run] {

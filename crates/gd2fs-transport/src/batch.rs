@@ -31,6 +31,9 @@ struct Cut {
 
 /// So many bytes fill a socket's buffer anyway.
 const BATCH_BYTES_MAX: usize = 256 << 10;
+/// Copying so little costs less than slices of its own, and its memory is of no more use: a peer that does not read keeps fewer
+/// frames of a node's.
+const COPIED_BYTES_MAX: usize = 16 << 10;
 /// Each takes two slices of a system call's 1,024.
 const BATCH_FRAMES_MAX: usize = 256;
 
@@ -67,10 +70,23 @@ impl Batch {
         self.add(frame, payload, Memory::default());
     }
 
-    /// A frame with file data, which is sent straight from `memory`.
-    pub fn push_data(&mut self, mut frame: Frame, memory: Memory) {
+    /// A frame with file data. Returns whether it is sent straight from `memory`, which is needed until then; little is copied now.
+    ///
+    /// # Safety
+    /// The memory is valid and nobody writes it during the call.
+    pub unsafe fn push_data(&mut self, mut frame: Frame, memory: Memory) -> bool {
         frame.header.length = memory.len() as u32;
-        self.add(frame, &[], memory);
+        if memory.len() > COPIED_BYTES_MAX {
+            self.add(frame, &[], memory);
+            return true;
+        }
+        let length = memory.len();
+        self.add(frame, &[], Memory::default());
+        // SAFETY: the caller's promise.
+        memory.slices().iter().for_each(|slice| self.heads.extend_from_slice(unsafe { slice.bytes() }));
+        let last = self.frames.last_mut().expect("just added");
+        (last.head_end, last.end, self.bytes) = (self.heads.len(), last.end + length, self.bytes + length);
+        false
     }
 
     /// A descriptor for the peer, which belongs to the first frame.

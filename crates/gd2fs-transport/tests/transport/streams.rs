@@ -54,7 +54,8 @@ async fn carry(
         let mut batch = Batch::default();
         for (number, payload) in payloads.iter_mut().enumerate() {
             let frame = write(number as u64, offset, payload);
-            batch.push_data(frame, list(payload, cuts));
+            // SAFETY: as below.
+            unsafe { batch.push_data(frame, list(payload, cuts)) };
         }
         let from = from.clone();
         // SAFETY: the payloads outlive the task, which is joined below, and are not written.
@@ -167,9 +168,12 @@ fn a_peer_that_waits_for_room_wakes_when_the_stream_is_shut() {
             let sender = tokio::spawn(async move {
                 let mut payload = vec![7; 64 << 20];
                 let mut batch = Batch::default();
-                batch.push_data(write(1, 0, &payload), list(&mut payload, &[64 << 20]));
+                let frame = write(1, 0, &payload);
                 // SAFETY: the payload outlives the batch and is not written.
-                unsafe { batch.send(&one) }.await
+                unsafe {
+                    batch.push_data(frame, list(&mut payload, &[64 << 20]));
+                    batch.send(&one).await
+                }
             });
             // Long enough to fill the buffers of both ends; the descriptor of `other` stays open.
             tokio::time::sleep(Duration::from_millis(300)).await;
