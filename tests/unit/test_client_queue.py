@@ -139,3 +139,21 @@ def test_in_an_event_loop_beside_awaited_ones(client: Client, file: File) -> Non
         loop.remove_reader(client)
 
     asyncio.run(main())
+
+
+def test_closing_wakes_a_loop_that_polls_while_nothing_is_under_way(client: Client) -> None:
+    poller = select.epoll()
+    poller.register(client.fileno(), select.EPOLLIN)
+    closer = threading.Timer(0.05, client.close)
+    closer.start()
+    for _ in range(2):
+        assert poller.poll(5), "the loop sleeps on"
+        with pytest.raises(errors.ClosedError):
+            while client.reap() == []:
+                assert poller.poll(5), "the loop sleeps on"
+    closer.join()
+
+
+def test_a_wait_of_no_number_is_refused(client: Client) -> None:
+    with pytest.raises(errors.Invalid, match="timeout_s"):
+        client.reap(float("nan"))

@@ -300,6 +300,8 @@ impl Connection {
     /// For a client that closes: takes the memory of all requests that are left from a node that has not answered. The connection's
     /// task is gone, or will never run again.
     pub fn abandon(&self) {
+        // Before anybody is told that its memory is free: a node must publish nothing that it takes from there later.
+        self.shut();
         drop(self.finish_undoubted("the client was closed"));
     }
 

@@ -2,11 +2,12 @@
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
 use gd2fs_transport::Address;
 use gd2fs_transport::address::{boot_id, listen_local, random_name};
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::config::{StartError, wrong};
 
@@ -61,11 +62,18 @@ fn remove_left_socket(path: &str) -> io::Result<()> {
         Ok(there) if !there.file_type().is_socket() => {
             Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"))
         }
-        Ok(_) => match UnixStream::connect(path) {
+        Ok(_) => match knock(path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
             _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
         },
     }
+}
+
+/// Whether somebody listens; one that stands still, and has no room for another connection, would make a plain `connect` wait.
+fn knock(path: &str) -> io::Result<()> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.connect(&SockAddr::unix(path)?)
 }
 
 impl SocketFile {

@@ -237,7 +237,8 @@ class Client:
 
     def fileno(self) -> int:
         """A descriptor for ``poll``, ``select`` and ``epoll``, the same at each call: readable while `reap`
-        has something to return, and now and then when it has not. It belongs to the client."""
+        has something to return, now and then when it has not, and for good once the client is closed. It
+        belongs to the client."""
         if self._closed:
             raise errors.ClosedError("the client is closed")
         return self._completions.fileno()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import select
 import threading
@@ -156,6 +157,8 @@ class Completions:
     def reap(self, timeout_s: float | None) -> list[Request]:
         """See `Client.reap`."""
         self._refuse_fork()
+        if timeout_s is not None and math.isnan(timeout_s):
+            raise errors.Invalid("timeout_s: not a number; use None to wait for ever")
         self._on_readable()
         self._wait_until(lambda: bool(self._ended) or self._closed, timeout_s)
         with self._changed:
@@ -164,7 +167,8 @@ class Completions:
             ended = list(self._ended.values())
             self._ended.clear()
             self._queued -= len(ended)
-            if self._signal >= 0:
+            # A closed client's stays readable: a loop that polls it has to learn that from `reap`.
+            if self._signal >= 0 and not self._closed:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._signal)
         return ended
@@ -256,7 +260,7 @@ class Completions:
                     if request._queued:
                         self._ended[number] = request
                     self._waiting.pop(number, None)
-            if self._ended and self._signal >= 0:
+            if (self._ended or self._closed) and self._signal >= 0:
                 os.eventfd_write(self._signal, 1)
             del self._reaped[: len(batch)]
             self._changed.notify_all()

@@ -170,6 +170,39 @@ fn a_socket_goes_with_its_node_and_nothing_else_does() {
 }
 
 #[test]
+fn a_listener_that_has_no_room_does_not_hold_up_a_start() {
+    use socket2::{Domain, SockAddr, Socket, Type};
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("node.shm");
+    let address = SockAddr::unix(&path).unwrap();
+    let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+    listener.bind(&address).unwrap();
+    listener.listen(0).unwrap();
+    let waiting: Vec<Socket> = (0..2)
+        .map(|_| {
+            let socket = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            socket
+        })
+        .take_while(|socket| socket.connect(&address).is_ok())
+        .collect();
+    assert_eq!(waiting.len(), 1, "it has room for one, and none for another");
+    let (sender, started) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let bench = Bench::start();
+        let error = bench.start_another(|config| {
+            config.data_dir = bench.config.data_dir.join("another");
+            config.shm = path.to_str().unwrap().into();
+        });
+        // The test may have given up.
+        let _ = sender.send(error.err().map(|error| error.to_string()));
+    });
+    let error = started.recv_timeout(Duration::from_secs(5)).expect("the start waits for room");
+    assert!(error.unwrap().contains("another process listens there"));
+    drop((listener, waiting));
+}
+
+#[test]
 fn one_node_per_data_directory() {
     let bench = Bench::start();
     let error = bench.start_another(|_| ()).err().unwrap().to_string();

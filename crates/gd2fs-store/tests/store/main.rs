@@ -2,6 +2,7 @@
 
 mod deletion;
 mod grants;
+mod histories;
 mod memory;
 mod ranges;
 mod restart;
