@@ -46,16 +46,19 @@ impl LocalListener {
 }
 
 fn listen(name: &str) -> io::Result<LocalListener> {
-    let path = name.starts_with('/').then(|| PathBuf::from(name));
-    if path.is_some() {
-        remove_left_socket(name)?;
+    if !name.starts_with('/') {
+        return Ok(LocalListener { _file: None, listener: listen_local(name)? });
     }
-    let listener = listen_local(name)?;
-    Ok(LocalListener { _file: path.map(SocketFile::new).transpose()?, listener })
+    check_free(name)?;
+    // It listens before it has its name: a node that starts beside this one never finds a socket that nobody listens at.
+    let unnamed = format!("{name}.{}", &random_name()?[..8]);
+    let listener = listen_local(&unnamed)?;
+    let file = SocketFile::new(PathBuf::from(unnamed))?.rename(name)?;
+    Ok(LocalListener { _file: Some(file), listener })
 }
 
-/// Removes a socket that a killed node has left; anything else is not ours to remove.
-fn remove_left_socket(path: &str) -> io::Result<()> {
+/// A socket that a killed node has left is in nobody's way; anything else is not ours to replace.
+fn check_free(path: &str) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
@@ -63,7 +66,7 @@ fn remove_left_socket(path: &str) -> io::Result<()> {
             Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"))
         }
         Ok(_) => match knock(path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
             _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
         },
     }
@@ -80,6 +83,12 @@ impl SocketFile {
     fn new(path: PathBuf) -> io::Result<SocketFile> {
         let there = std::fs::symlink_metadata(&path)?;
         Ok(SocketFile { path, device: there.dev(), inode: there.ino() })
+    }
+
+    fn rename(mut self, name: &str) -> io::Result<SocketFile> {
+        std::fs::rename(&self.path, name)?;
+        self.path = PathBuf::from(name);
+        Ok(self)
     }
 }
 
