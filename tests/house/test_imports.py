@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
 CRATES = {
     "gd2fs-wire": set(),
     "gd2fs-transport": {"gd2fs-wire"},
+    "gd2fs-device": {"gd2fs-transport"},
     "gd2fs-store": {"gd2fs-wire", "gd2fs-transport"},
     "gd2fs-node": {"gd2fs-wire", "gd2fs-transport", "gd2fs-store"},
     "gd2fs-client": {"gd2fs-wire", "gd2fs-transport"},
