@@ -1,0 +1,150 @@
+//! What may be a device, and what a refusal says.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::thread;
+
+use gd2fs_device::{BLOCK, Device, EngineKind, Error, Options, probe};
+
+use crate::{MIB, device, filled, on, read};
+
+fn message(result: Result<Device, Error>) -> String {
+    let error = result.unwrap_err();
+    assert!(error.has_no_side_effects() && !error.is_retryable());
+    error.to_string()
+}
+
+#[test]
+fn a_file_is_preallocated_grown_and_never_cut() {
+    let options = Options::default();
+    let (home, first) = device(MIB, &options);
+    let path = home.path().join("log");
+    first.write_at(0, &filled(BLOCK, 1)).unwrap();
+    assert_eq!((first.bytes(), first.path()), (MIB as u64, path.as_path()));
+    assert!(fs::metadata(&path).unwrap().blocks() * 512 >= MIB as u64);
+    assert!(matches!(Device::create(&path, MIB as u64, &options), Err(Error::Locked { .. })));
+    drop(first);
+    for (asked, bytes) in [(3 * MIB, 3 * MIB), (MIB, 3 * MIB)] {
+        let device = Device::create(&path, asked as u64, &options).unwrap();
+        assert_eq!(device.bytes(), bytes as u64);
+        assert_eq!(read(&device, 0, BLOCK), [1; BLOCK]);
+        assert!(fs::metadata(&path).unwrap().blocks() * 512 >= bytes as u64);
+    }
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(3 * MIB as u64 + 77).unwrap();
+    assert_eq!(Device::open(&path, &options).unwrap().bytes(), 3 * MIB as u64);
+    assert!(!Device::open(&path, &Options { direct: false, ..options }).unwrap().is_direct());
+}
+
+#[test]
+fn direct_io_is_used_where_the_file_system_has_it() {
+    use std::os::unix::fs::OpenOptionsExt;
+    let (home, device) = device(MIB, &Options::default());
+    let plain = fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(home.path().join("log"));
+    assert_eq!(device.is_direct(), plain.is_ok());
+}
+
+#[test]
+fn without_room_nothing_is_allocated() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("log");
+    let error = Device::create(&path, 1 << 50, &Options::default()).unwrap_err();
+    assert!(
+        matches!(error, Error::NoRoom { bytes_wanted, bytes_free, .. } if bytes_free < bytes_wanted),
+        "{error}"
+    );
+    assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::StorageFull);
+    assert!(!path.exists(), "nothing is left behind");
+}
+
+#[test]
+fn what_is_no_device_is_refused_by_name() {
+    let home = tempfile::tempdir().unwrap();
+    let options = Options::default();
+    let at = |name: &str| home.path().join(name);
+    File::create(at("short")).unwrap().set_len(100).unwrap();
+    for (result, expected) in [
+        (Device::open(&at("missing"), &options), "missing: cannot open it: No such file"),
+        (Device::create(&at("no/log"), MIB as u64, &options), "log: cannot open it: No such file"),
+        (Device::open(home.path(), &options), "it is a directory; name a regular file or a block device"),
+        (Device::open(Path::new("/dev/null"), &options), "/dev/null: it is neither file nor block device"),
+        (
+            Device::open(&at("short"), &options),
+            "short: it has 100 bytes and a device has at least 4096; create",
+        ),
+        (Device::create(&at("odd"), 5000, &options), "odd: bytes: 5000 is no positive multiple of 4096"),
+        (Device::create(&at("none"), 0, &options), "none: bytes: 0 is no"),
+        (Device::open(&at("short"), &Options { depth: 0, ..options.clone() }), "depth: 0 is not between"),
+        (Device::open(&at("short"), &Options { threads: 2000, ..options.clone() }), "threads: 2000 is"),
+        (Device::open(&at("short"), &Options { waiting_max: 0, ..options.clone() }), "waiting_max: at least"),
+    ] {
+        let message = message(result);
+        assert!(message.contains(expected), "{message}");
+    }
+    assert!(!at("odd").exists());
+}
+
+#[test]
+fn missing_rights_are_told() {
+    let (home, device) = device(MIB, &Options::default());
+    let path = home.path().join("log");
+    drop(device);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+    // For root rights do not count: on a thread of its own it steps down to nobody.
+    let message = thread::spawn(move || {
+        // SAFETY: changes only with whose rights this thread, which ends here, uses files.
+        unsafe { libc::setfsuid(65534) };
+        message(Device::open(&path, &Options::default()))
+    });
+    let message = message.join().unwrap();
+    assert!(message.contains("Permission denied") && message.contains("give the node's user"), "{message}");
+}
+
+/// Lets a seccomp filter answer EPERM to io_uring_setup on this thread and those it starts, as container runtimes do.
+fn forbid_io_uring() {
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program and its filter outlive the calls, which copy them.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
+    }
+}
+
+#[test]
+fn where_io_uring_is_forbidden_threads_take_over() {
+    let test = thread::spawn(|| {
+        forbid_io_uring();
+        let reason = probe().unwrap_err();
+        assert!(
+            reason.contains("a seccomp profile or the sysctl kernel.io_uring_disabled forbids it"),
+            "{reason}"
+        );
+        let (home, device) = device(MIB, &on(EngineKind::Auto));
+        assert_eq!(device.engine(), "pool");
+        device.write_at(0, &filled(BLOCK, 2)).unwrap();
+        drop(device);
+        let message = message(Device::open(&home.path().join("log"), &on(EngineKind::Uring)));
+        assert!(
+            message.contains("io_uring does not work here") && message.contains("choose the engine"),
+            "{message}"
+        );
+    });
+    test.join().unwrap();
+    if probe().is_ok() {
+        assert_eq!(device(MIB, &on(EngineKind::Auto)).1.engine(), "uring");
+    }
+}
+
+#[test]
+fn engines_are_named_in_configuration() {
+    assert_eq!("uring".parse(), Ok(EngineKind::Uring));
+    assert_eq!("auto".parse(), Ok(EngineKind::Auto));
+    assert_eq!("aio".parse::<EngineKind>().unwrap_err(), "\"aio\" is no engine; choose auto, uring or pool");
+}
