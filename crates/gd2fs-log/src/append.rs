@@ -41,7 +41,8 @@ impl Inner {
         payload: Option<&Payload>,
         from: Option<Place>,
     ) -> Result<Position> {
-        let mut ask = Ask { class, blocks: body.blocks(), snapshot: None, begun: self.state.lock().begin(), from };
+        let mut ask =
+            Ask { class, blocks: body.blocks(), snapshot: None, begun: self.state.lock().begin(), from };
         if let Body::Snapshot { key, version, .. } = body {
             ask.snapshot = Some((*key, *version));
         }
@@ -128,7 +129,10 @@ impl Inner {
 
     fn submit(self: &Arc<Self>, order: u64, op: Op) {
         let inner = Arc::clone(self);
-        self.device.submit(op, Box::new(move |result| inner.settle(order, result.map_err(|error| error.to_string()))));
+        self.device.submit(
+            op,
+            Box::new(move |result| inner.settle(order, result.map_err(|error| error.to_string()))),
+        );
     }
 
     /// A write has ended. Completes what is now complete together with all before it.

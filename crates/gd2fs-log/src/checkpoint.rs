@@ -86,9 +86,15 @@ impl Writer {
     pub fn create(path: &Path, device: &[u8; 16]) -> io::Result<Writer> {
         let file = BufWriter::with_capacity(1 << 20, File::create(new(path))?);
         let named = HashSet::new();
-        let mut writer = Writer { path: path.into(), file, sum: fold::START, items: 0, result: Ok(()), named };
-        let head =
-            RawHead { magic: *MAGIC, major: MAJOR.into(), minor: 0.into(), reserved: 0.into(), device: *device };
+        let mut writer =
+            Writer { path: path.into(), file, sum: fold::START, items: 0, result: Ok(()), named };
+        let head = RawHead {
+            magic: *MAGIC,
+            major: MAJOR.into(),
+            minor: 0.into(),
+            reserved: 0.into(),
+            device: *device,
+        };
         writer.put(head.as_bytes());
         Ok(writer)
     }
@@ -136,7 +142,8 @@ impl Entries for Writer {
         self.named.insert(place.generation);
         let entry = RawEntry::new(key, version, ColumnState::default());
         let (generation, offset) = (place.generation.into(), place.offset.into());
-        let item = RawItem { kind: CHUNK, zero: 0, runs: (runs.len() as u16).into(), entry, generation, offset };
+        let item =
+            RawItem { kind: CHUNK, zero: 0, runs: (runs.len() as u16).into(), entry, generation, offset };
         let runs: Vec<RawRun> = runs.iter().map(|run| RawRun::from(*run)).collect();
         self.items += 1;
         self.put(item.as_bytes());
@@ -190,9 +197,11 @@ fn decode(bytes: &[u8], device: &[u8; 16]) -> Result<Checkpoint, &'static str> {
     let foot_items = foot.items.get();
     let mut found = Checkpoint { foot: Foot { position, durable, version_max }, ..Checkpoint::default() };
     for _ in 0..foot_items {
-        let (item, after) = RawItem::ref_from_prefix(rest).map_err(|_| "it has fewer entries than it says")?;
+        let (item, after) =
+            RawItem::ref_from_prefix(rest).map_err(|_| "it has fewer entries than it says")?;
         let count = usize::from(item.runs.get());
-        let (runs, after) = <[RawRun]>::ref_from_prefix_with_elems(after, count).map_err(|_| "an entry is cut short")?;
+        let (runs, after) =
+            <[RawRun]>::ref_from_prefix_with_elems(after, count).map_err(|_| "an entry is cut short")?;
         rest = after;
         let (key, version) = (item.entry.key(), item.entry.version());
         match item.kind {
@@ -207,7 +216,8 @@ fn decode(bytes: &[u8], device: &[u8; 16]) -> Result<Checkpoint, &'static str> {
                 }
                 let cover = cover(&runs);
                 let (first, bytes) = (cover.start, cover.end - cover.start);
-                let place = Place { generation: item.generation.get(), offset: item.offset.get(), first, bytes };
+                let place =
+                    Place { generation: item.generation.get(), offset: item.offset.get(), first, bytes };
                 found.chunks.push(ChunkEntry { key, version, runs, place });
             }
             _ => return Err("an entry is of an unknown kind"),

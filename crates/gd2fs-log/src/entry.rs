@@ -93,7 +93,9 @@ impl Note {
     /// The version that the note carries.
     pub fn version(&self) -> u64 {
         match *self {
-            Note::Column { version, .. } | Note::Forget { version, .. } | Note::Delete { version, .. } => version,
+            Note::Column { version, .. } | Note::Forget { version, .. } | Note::Delete { version, .. } => {
+                version
+            }
         }
     }
 
@@ -102,7 +104,9 @@ impl Note {
         match *self {
             Note::Column { .. } => false,
             Note::Forget { key: gone, version: last } => gone == *key && version <= last,
-            Note::Delete { file, column, version: last } => (file, column) == (key.file, key.column) && version <= last,
+            Note::Delete { file, column, version: last } => {
+                (file, column) == (key.file, key.column) && version <= last
+            }
         }
     }
 }
@@ -144,7 +148,10 @@ pub(crate) fn fault_of(runs: &[Run]) -> Option<String> {
     let mut at = 0;
     for run in runs {
         if run.start < at || run.end <= run.start || run.end > 1 << 30 {
-            return Some(format!("runs: [{}, {}) is empty, overlaps its predecessor or is too far", run.start, run.end));
+            return Some(format!(
+                "runs: [{}, {}) is empty, overlaps its predecessor or is too far",
+                run.start, run.end
+            ));
         }
         at = run.end;
     }
@@ -239,7 +246,9 @@ impl From<Note> for RawNote {
     fn from(note: Note) -> RawNote {
         let key = |file, column| Key { file, column, chunk: 0 };
         let (kind, entry) = match note {
-            Note::Column { file, column, version, state } => (COLUMN, RawEntry::new(key(file, column), version, state)),
+            Note::Column { file, column, version, state } => {
+                (COLUMN, RawEntry::new(key(file, column), version, state))
+            }
             Note::Forget { key, version } => (FORGET, RawEntry::new(key, version, ColumnState::default())),
             Note::Delete { file, column, version } => {
                 (DELETE, RawEntry::new(key(file, column), version, ColumnState::default()))

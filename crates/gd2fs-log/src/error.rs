@@ -32,7 +32,9 @@ pub enum LogError {
         reason: String,
     },
     /// Nothing was written: what lives fills the log. Release something, then try again.
-    #[error("the log is full: {bytes} bytes are wanted, {live_bytes} of {total_bytes} are live; evict something")]
+    #[error(
+        "the log is full: {bytes} bytes are wanted, {live_bytes} of {total_bytes} are live; evict something"
+    )]
     NoSpace {
         /// Bytes that the record takes.
         bytes: u64,

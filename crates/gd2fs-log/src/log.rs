@@ -167,7 +167,10 @@ impl Log {
         let bytes = cover(&runs).len();
         if runs.len() > RUNS_MAX || bytes > self.inner.payload_bytes_max as usize {
             let max = self.inner.payload_bytes_max;
-            return refused(format!("{} runs over {bytes} bytes, of at most {RUNS_MAX} over {max}", runs.len()));
+            return refused(format!(
+                "{} runs over {bytes} bytes, of at most {RUNS_MAX} over {max}",
+                runs.len()
+            ));
         }
         if memory.len() != bytes {
             return refused(format!("memory: {} bytes, and the runs' blocks have {bytes}", memory.len()));
@@ -198,10 +201,18 @@ impl Log {
     ///
     /// # Errors
     /// `Gone`; `Outside`; `Device`.
-    pub async fn read(&self, place: Place, start: u32, end: u32, memory: Memory, keep: impl Any + Send) -> Result<()> {
+    pub async fn read(
+        &self,
+        place: Place,
+        start: u32,
+        end: u32,
+        memory: Memory,
+        keep: impl Any + Send,
+    ) -> Result<()> {
         let block = BLOCK as u32;
         let whole = start.is_multiple_of(block) && end.is_multiple_of(block) && start < end;
-        let inside = start >= place.first && u64::from(end) <= u64::from(place.first) + u64::from(place.bytes);
+        let inside =
+            start >= place.first && u64::from(end) <= u64::from(place.first) + u64::from(place.bytes);
         if !whole || !inside || memory.len() != (end - start) as usize {
             return Err(LogError::Outside { place, start, end });
         }
@@ -303,11 +314,15 @@ async fn read_superblock(device: &Arc<Device>, options: &Options) -> Result<Supe
     let refuse = |error: SuperblockError| LogError::Superblock { path: device.path().into(), error };
     let last_offset = device.bytes() - BLOCK as u64;
     let (first, last) = (read_block(device, 0).await?, read_block(device, last_offset).await?);
-    let found = Superblock::read(&first, &last, &options.cluster, &options.node, device.bytes()).map_err(refuse)?;
+    let found =
+        Superblock::read(&first, &last, &options.cluster, &options.node, device.bytes()).map_err(refuse)?;
     if let Some(found) = found {
         let wanted = record_bytes_max(options);
         if found.segment_bytes < wanted {
-            let reason = format!("segments have {} bytes and such a record {wanted}; format anew", found.segment_bytes);
+            let reason = format!(
+                "segments have {} bytes and such a record {wanted}; format anew",
+                found.segment_bytes
+            );
             return Err(LogError::Refused { field: "payload_bytes_max", reason });
         }
         return Ok(found);
@@ -340,7 +355,8 @@ async fn read_block(device: &Device, offset: u64) -> Result<Arc<Buffer>> {
 
 /// Bytes of a segment that holds nothing but the largest record.
 fn record_bytes_max(options: &Options) -> u64 {
-    let blocks = SEGMENT_HEADER_BLOCKS + snapshot_header_blocks(RUNS_MAX) + options.payload_bytes_max / BLOCK as u32;
+    let blocks =
+        SEGMENT_HEADER_BLOCKS + snapshot_header_blocks(RUNS_MAX) + options.payload_bytes_max / BLOCK as u32;
     u64::from(blocks) * BLOCK as u64
 }
 

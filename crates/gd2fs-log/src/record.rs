@@ -85,7 +85,8 @@ impl SegmentHeader {
         let (mut raw, _) = RawSegment::read_from_prefix(block).ok()?;
         let stored = raw.crc.get();
         raw.crc = 0.into();
-        let valid = &raw.magic == SEGMENT_MAGIC && &raw.device == device && crc32c_of([raw.as_bytes()]) == stored;
+        let valid =
+            &raw.magic == SEGMENT_MAGIC && &raw.device == device && crc32c_of([raw.as_bytes()]) == stored;
         valid.then(|| SegmentHeader {
             id: raw.id,
             generation: raw.generation.get(),
@@ -227,7 +228,10 @@ fn put<T: IntoBytes + Immutable>(bytes: &mut [u8], items: impl Iterator<Item = T
     }
 }
 
-fn take<T: FromBytes + Immutable + KnownLayout + Unaligned + Copy>(bytes: &[u8], count: usize) -> Option<Vec<T>> {
+fn take<T: FromBytes + Immutable + KnownLayout + Unaligned + Copy>(
+    bytes: &[u8],
+    count: usize,
+) -> Option<Vec<T>> {
     let (items, _) = <[T]>::ref_from_prefix_with_elems(bytes, count).ok()?;
     Some(items.to_vec())
 }

@@ -57,7 +57,7 @@ pub(crate) struct Found {
 #[derive(Clone, Copy, Debug)]
 enum Missing {
     /// Its header says what it was.
-    Payload(Key, u64),
+    Payload,
     Unknown,
 }
 
@@ -99,7 +99,9 @@ pub(crate) async fn recover(layout: &Layout<'_>, checkpoint_path: &Path) -> Resu
     }
     if !headers.is_empty() {
         let (device, checkpoint) = (layout.device.path().display(), checkpoint_path.display());
-        tracing::warn!("{device}: no usable checkpoint in {checkpoint}; everything from {floor} on is scanned");
+        tracing::warn!(
+            "{device}: no usable checkpoint in {checkpoint}; everything from {floor} on is scanned"
+        );
     }
     let mut scan = scan(layout, &headers, Mark { at: floor, offset: 0 }, floor).await?;
     if scan.floor > floor {
@@ -109,7 +111,12 @@ pub(crate) async fn recover(layout: &Layout<'_>, checkpoint_path: &Path) -> Resu
 }
 
 /// Decides what lives, and prepares the device and the segments for going on.
-async fn finish(layout: &Layout<'_>, headers: &Headers, scan: &Scan, checkpoint: Option<Checkpoint>) -> Result<Found> {
+async fn finish(
+    layout: &Layout<'_>,
+    headers: &Headers,
+    scan: &Scan,
+    checkpoint: Option<Checkpoint>,
+) -> Result<Found> {
     let from_checkpoint = checkpoint.is_some();
     let mut checkpoint = checkpoint.unwrap_or_default();
     let there = checkpoint.chunks.len();
@@ -154,7 +161,8 @@ async fn segment_headers(layout: &Layout<'_>) -> Result<Headers> {
 /// Generations that the log had given up when a later segment was opened.
 fn void(headers: &Headers) -> HashSet<u64> {
     let skipped = |(_, header): &(u32, SegmentHeader)| {
-        headers.range(header.previous.generation + 1..header.generation.max(header.previous.generation + 1))
+        headers
+            .range(header.previous.generation + 1..header.generation.max(header.previous.generation + 1))
             .map(|(generation, _)| *generation)
             .collect::<Vec<_>>()
     };
@@ -163,7 +171,8 @@ fn void(headers: &Headers) -> HashSet<u64> {
 
 /// Scans what lies behind `start`; everything before `durable` is known to have been durable.
 async fn scan(layout: &Layout<'_>, headers: &Headers, start: Mark, durable: Position) -> Result<Scan> {
-    let durable = headers.values().map(|(_, header)| header.known.durable).max().unwrap_or_default().max(durable);
+    let durable =
+        headers.values().map(|(_, header)| header.known.durable).max().unwrap_or_default().max(durable);
     let floor = headers.values().map(|(_, header)| header.known.floor).max().unwrap_or_default();
     let mut scan = Scan { met: Vec::new(), missing: Vec::new(), durable, floor, reached: start.at };
     let void = void(headers);
@@ -175,16 +184,19 @@ async fn scan(layout: &Layout<'_>, headers: &Headers, start: Mark, durable: Posi
             gaps.push(scan.reached);
         }
         let next = chain.get(index + 1).map(|(_, (_, next))| next.previous);
-        let sequence_end = next.filter(|previous| previous.generation == **generation).map_or(u32::MAX, |p| p.sequence);
-        let inside = start.offset.checked_sub(layout.division.start(*segment)).filter(|bytes| {
-            **generation == from && (1..=layout.division.segment_bytes).contains(bytes)
-        });
+        let sequence_end =
+            next.filter(|previous| previous.generation == **generation).map_or(u32::MAX, |p| p.sequence);
+        let inside = start
+            .offset
+            .checked_sub(layout.division.start(*segment))
+            .filter(|bytes| **generation == from && (1..=layout.division.segment_bytes).contains(bytes));
         let (first, block) = match inside {
             Some(bytes) => (start.at, (bytes / BLOCK as u64) as u32),
             None => (Position { generation: **generation, sequence: 0 }, SEGMENT_HEADER_BLOCKS),
         };
         let record_blocks_max = layout.record_blocks_max;
-        let stretch = Stretch { segment: *segment, id: header.id, first, block, sequence_end, record_blocks_max };
+        let stretch =
+            Stretch { segment: *segment, id: header.id, first, block, sequence_end, record_blocks_max };
         let sequence = walk(layout.device, layout.division, &stretch, &mut scan.met, &mut gaps).await?;
         scan.reached = scan.reached.max(Position { generation: **generation, sequence });
     }
@@ -192,8 +204,8 @@ async fn scan(layout: &Layout<'_>, headers: &Headers, start: Mark, durable: Posi
     for met in &scan.met {
         scan.durable = scan.durable.max(met.stamp.known.durable);
         scan.floor = scan.floor.max(met.stamp.known.floor);
-        if let What::Snapshot { key, version, whole: false, .. } = &met.what {
-            scan.missing.push((met.at, Missing::Payload(*key, *version)));
+        if let What::Snapshot { whole: false, .. } = &met.what {
+            scan.missing.push((met.at, Missing::Payload));
         }
     }
     if scan.durable > scan.reached {
@@ -223,7 +235,8 @@ impl Last {
 /// Applies, in order, what the checkpoint and the scan say, up to the log's end.
 fn resolve(checkpoint: Checkpoint, scan: &Scan, end: Option<Position>) -> Recovered {
     let damage = scan.missing.iter().filter(|(at, _)| end.is_none_or(|end| *at < end));
-    let given_up_before = damage.clone().filter(|(_, what)| matches!(what, Missing::Unknown)).map(|(at, _)| *at).max();
+    let given_up_before =
+        damage.clone().filter(|(_, what)| matches!(what, Missing::Unknown)).map(|(at, _)| *at).max();
     let mut columns: HashMap<(u128, u32), ColumnEntry> = HashMap::new();
     let mut chunks: HashMap<Key, Last> = HashMap::new();
     let mut deleted: HashMap<(u128, u32), u64> = HashMap::new();
@@ -261,7 +274,8 @@ fn resolve(checkpoint: Checkpoint, scan: &Scan, end: Option<Position>) -> Recove
                 }
                 learn(ColumnEntry { file, column, version: *version, state: *state });
                 if newer {
-                    let entry = ChunkEntry { key: *key, version: *version, runs: runs.clone(), place: *place };
+                    let entry =
+                        ChunkEntry { key: *key, version: *version, runs: runs.clone(), place: *place };
                     chunks.insert(*key, if *whole { Last::Whole(entry) } else { Last::Damaged(*version) });
                 }
             }
@@ -274,20 +288,24 @@ fn resolve(checkpoint: Checkpoint, scan: &Scan, end: Option<Position>) -> Recove
                         }
                         Note::Column { .. } => {}
                         Note::Forget { key, version } => raise(&mut forgotten, key, version),
-                        Note::Delete { file, column, version } => raise(&mut deleted, (file, column), version),
+                        Note::Delete { file, column, version } => {
+                            raise(&mut deleted, (file, column), version)
+                        }
                     }
                 }
             }
         }
     }
     let gone = |file, column| deleted.get(&(file, column)).copied().unwrap_or(0);
-    recovered.columns = columns.into_values().filter(|entry| entry.version > gone(entry.file, entry.column)).collect();
+    recovered.columns =
+        columns.into_values().filter(|entry| entry.version > gone(entry.file, entry.column)).collect();
     let whole = chunks.into_values().filter_map(|last| match last {
         Last::Whole(entry) => Some(entry),
         Last::Damaged(_) => None,
     });
     let lives = |entry: &ChunkEntry| {
-        let void = forgotten.get(&entry.key).copied().unwrap_or(0).max(gone(entry.key.file, entry.key.column));
+        let void =
+            forgotten.get(&entry.key).copied().unwrap_or(0).max(gone(entry.key.file, entry.key.column));
         entry.version > void
     };
     recovered.chunks = whole.filter(lives).collect();
@@ -308,10 +326,13 @@ async fn settle(
     end: Option<Position>,
 ) -> Result<Found> {
     let void = void(headers);
-    let dropped = |generation: u64| void.contains(&generation) || end.is_some_and(|end| generation > end.generation);
+    let dropped =
+        |generation: u64| void.contains(&generation) || end.is_some_and(|end| generation > end.generation);
     let gone = headers.iter().filter(|(generation, _)| dropped(**generation));
     let mut wiped: Vec<u64> = gone
-        .flat_map(|(_, (segment, _))| (0..SEGMENT_HEADER_BLOCKS).map(|block| layout.division.offset(*segment, block)))
+        .flat_map(|(_, (segment, _))| {
+            (0..SEGMENT_HEADER_BLOCKS).map(|block| layout.division.offset(*segment, block))
+        })
         .collect();
     // Whole records may follow the end in its segment; they must not be met again.
     let behind = |met: &&Met| end.is_some_and(|end| met.at >= end && met.at.generation == end.generation);
@@ -330,7 +351,12 @@ async fn settle(
     }
     for entry in &recovered.chunks {
         let (key, version, place) = (entry.key, entry.version, entry.place);
-        segments.insert(Live { key, version, place, header_blocks: snapshot_header_blocks(entry.runs.len()) });
+        segments.insert(Live {
+            key,
+            version,
+            place,
+            header_blocks: snapshot_header_blocks(entry.runs.len()),
+        });
     }
     let at = end.unwrap_or(scan.reached);
     let newest = headers.keys().last().copied().unwrap_or(0);

@@ -47,10 +47,10 @@ impl Ahead<'_> {
             self.read_on();
         }
         for part in &mut self.parts {
-            if part.offset < end {
-                if let Some(reading) = part.reading.take() {
-                    reading.await?;
-                }
+            if part.offset < end
+                && let Some(reading) = part.reading.take()
+            {
+                reading.await?;
             }
         }
         let parts = self.parts.iter().take_while(|part| part.offset < end);
@@ -87,7 +87,14 @@ pub(crate) struct Met {
 #[derive(Debug)]
 pub(crate) enum What {
     /// `whole`: the payload holds what the runs' sums say.
-    Snapshot { key: Key, version: u64, state: crate::ColumnState, runs: Vec<Run>, place: Place, whole: bool },
+    Snapshot {
+        key: Key,
+        version: u64,
+        state: crate::ColumnState,
+        runs: Vec<Run>,
+        place: Place,
+        whole: bool,
+    },
     Notes(Vec<Note>),
 }
 
@@ -119,7 +126,9 @@ pub(crate) async fn walk(
     let mut ahead = Ahead { device, next: offset, end, parts: VecDeque::new() };
     let mut at = stretch.first;
     while at.sequence < stretch.sequence_end && offset < end {
-        let Some((stamp, body, found)) = next_header(&mut ahead, stretch, at, offset, end).await? else { break };
+        let Some((stamp, body, found)) = next_header(&mut ahead, stretch, at, offset, end).await? else {
+            break;
+        };
         if stamp.at != at {
             gaps.push(at);
         }
@@ -182,7 +191,8 @@ async fn header(ahead: &mut Ahead<'_>, offset: u64, end: u64) -> Result<Option<(
 
 async fn verified(ahead: &mut Ahead<'_>, payload: u64, first: u32, runs: &[Run]) -> Result<bool> {
     for run in runs {
-        let bytes = ahead.bytes(payload + u64::from(run.start - first), (run.end - run.start) as usize).await?;
+        let bytes =
+            ahead.bytes(payload + u64::from(run.start - first), (run.end - run.start) as usize).await?;
         if crc32c_of(bytes) != run.crc {
             return Ok(false);
         }

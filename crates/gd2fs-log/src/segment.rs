@@ -37,7 +37,8 @@ impl Division {
     /// The segment and the block in it at a device offset; None outside of all segments.
     pub fn locate(&self, offset: u64) -> Option<(u32, u32)> {
         let inside = offset.checked_sub(BLOCK as u64)?;
-        let segment = u32::try_from(inside / self.segment_bytes).ok().filter(|segment| *segment < self.segments)?;
+        let segment =
+            u32::try_from(inside / self.segment_bytes).ok().filter(|segment| *segment < self.segments)?;
         Some((segment, (inside % self.segment_bytes / BLOCK as u64) as u32))
     }
 }
@@ -187,7 +188,8 @@ impl Segments {
 
     /// How many segments a checkpoint could free.
     pub fn empty_count(&self) -> u32 {
-        self.all.iter().filter(|segment| segment.phase == Phase::Full && segment.live.is_empty()).count() as u32
+        self.all.iter().filter(|segment| segment.phase == Phase::Full && segment.live.is_empty()).count()
+            as u32
     }
 
     /// Frees what is empty, lies wholly before the checkpoint at `generation`, and is not named by its entries.

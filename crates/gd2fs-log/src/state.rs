@@ -200,7 +200,8 @@ impl State {
         let fits = self.open.is_some_and(|open| open.block + ask.blocks <= self.segments.division.blocks());
         let free = self.segments.free_count();
         // Once reclaim works with what is reserved, the room it has opened is its own.
-        let admitted = if fits { ask.class != Class::Snapshot || free >= RESERVED } else { free > ask.class.leaves() };
+        let admitted =
+            if fits { ask.class != Class::Snapshot || free >= RESERVED } else { free > ask.class.leaves() };
         if !admitted {
             return if self.exhausted { Admission::Full } else { Admission::Wait };
         }
@@ -266,7 +267,8 @@ impl State {
     /// record ends. Returns whom to tell, with why.
     pub fn break_off(&mut self) -> Vec<(oneshot::Sender<Outcome>, String)> {
         let why = self.in_flight.iter().find_map(|flight| flight.settled.clone()?.err()).unwrap_or_default();
-        let told = self.in_flight.drain(..).filter_map(|flight| flight.waiter).map(|waiter| (waiter, why.clone()));
+        let told =
+            self.in_flight.drain(..).filter_map(|flight| flight.waiter).map(|waiter| (waiter, why.clone()));
         let told = told.collect();
         if let Some(open) = self.open.take() {
             self.segments.close(open.segment);

@@ -18,9 +18,13 @@ const NAME_BYTES_MAX: usize = 255;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs)] // The messages say what the fields are.
 pub enum SuperblockError {
-    #[error("it begins with something that is not a GD2FS log; wipe its first 4,096 bytes or choose another device")]
+    #[error(
+        "it begins with something that is not a GD2FS log; wipe its first 4,096 bytes or choose another device"
+    )]
     NotOurs,
-    #[error("both of its superblocks are damaged; wipe its first and last 4,096 bytes to give up what it holds")]
+    #[error(
+        "both of its superblocks are damaged; wipe its first and last 4,096 bytes to give up what it holds"
+    )]
     Damaged,
     #[error("it has format {major}.{minor}, this node reads {MAJOR}.x; use a node of that version")]
     Version { major: u16, minor: u16 },
@@ -79,7 +83,7 @@ enum Found {
     Zeros,
     Foreign,
     Damaged,
-    Whole(RawSuperblock),
+    Whole(Box<RawSuperblock>),
 }
 
 impl Superblock {
@@ -168,7 +172,7 @@ impl Found {
         }
         let Ok(raw) = RawSuperblock::read_from_bytes(block) else { return Found::Foreign };
         match (&raw.magic == MAGIC, raw.crc.get() == crc32c(&block[..BLOCK - 4])) {
-            (true, true) => Found::Whole(raw),
+            (true, true) => Found::Whole(Box::new(raw)),
             (true, false) => Found::Damaged,
             (false, _) => Found::Foreign,
         }

@@ -153,7 +153,11 @@ impl Inner {
             Body::Notes(_) => false,
         });
         let Some(body) = body.filter(|_| read.is_ok()) else {
-            tracing::error!("{}: {:?} does not hold what was written", self.device.path().display(), live.place);
+            tracing::error!(
+                "{}: {:?} does not hold what was written",
+                self.device.path().display(),
+                live.place
+            );
             self.release(&live.place);
             if let Some(owner) = self.owner() {
                 owner.damaged(live.key, live.version, live.place);
@@ -199,7 +203,8 @@ impl Inner {
         let named = writer.named.clone();
         let foot = Foot { position, durable, version_max };
         let path = self.checkpoint_path.clone();
-        let published = self.runtime.spawn_blocking(move || writer.finish(&foot).and_then(|()| publish(&path)));
+        let published =
+            self.runtime.spawn_blocking(move || writer.finish(&foot).and_then(|()| publish(&path)));
         self.file_result(published.await)?;
         self.state.lock().floor = position.at;
         // Every header says the floor, this one first: before anything is reused, the device itself knows that it was.
@@ -214,10 +219,7 @@ impl Inner {
         Ok(())
     }
 
-    fn file_result<T>(
-        &self,
-        joined: Result<std::io::Result<T>, tokio::task::JoinError>,
-    ) -> Result<T> {
+    fn file_result<T>(&self, joined: Result<std::io::Result<T>, tokio::task::JoinError>) -> Result<T> {
         let result = joined.unwrap_or_else(|error| Err(std::io::Error::other(error)));
         let path = self.checkpoint_path.clone();
         result.map_err(|error| LogError::Checkpoint { path, error: Arc::new(error) })
