@@ -22,31 +22,38 @@ pub(crate) struct Payload {
     pub keep: Arc<dyn std::any::Any + Send + Sync>,
 }
 
-/// Ends an append's wait for room also when the caller drops its future.
-struct Begun<'a>(&'a Inner, u64);
+/// An append that has begun: notes that begin later are obeyed. It ends also when the caller drops its future.
+pub(crate) struct Begun {
+    inner: Arc<Inner>,
+    number: u64,
+}
 
-impl Drop for Begun<'_> {
+impl Drop for Begun {
     fn drop(&mut self) {
-        self.0.state.lock().end(self.1);
+        self.inner.state.lock().end(self.number);
     }
 }
 
 impl Inner {
+    pub fn begin(self: &Arc<Self>) -> Begun {
+        Begun { inner: Arc::clone(self), number: self.state.lock().begin() }
+    }
+
     /// Appends a record and completes when it, and everything before it, is written. A write that the device fails is
     /// repeated once, in another segment.
     pub async fn append(
         self: &Arc<Self>,
+        begun: Begun,
         class: Class,
         body: &Body,
         payload: Option<&Payload>,
         from: Option<Place>,
     ) -> Result<Position> {
         let mut ask =
-            Ask { class, blocks: body.blocks(), snapshot: None, begun: self.state.lock().begin(), from };
+            Ask { class, blocks: body.blocks(), snapshot: None, begun: begun.number, from };
         if let Body::Snapshot { key, version, .. } = body {
             ask.snapshot = Some((*key, *version));
         }
-        let _begun = Begun(self, ask.begun);
         let mut why = String::new();
         for _ in 0..2 {
             let slot = self.admitted(&ask).await?;
@@ -69,9 +76,7 @@ impl Inner {
             room.as_mut().enable();
             {
                 let mut state = self.state.lock();
-                if let Some(why) = &state.failed {
-                    return Err(LogError::Failed(why.clone()));
-                }
+                state.check()?;
                 if state.closed {
                     return Err(LogError::Closed);
                 }
@@ -195,14 +200,22 @@ impl Inner {
     pub async fn sync(&self) -> Result<()> {
         let wanted = self.state.lock().completed_order;
         let _turn = self.sync_turn.lock().await;
+        if self.state.lock().durable_order >= wanted {
+            return self.state.lock().check();
+        }
+        self.sync_device().await
+    }
+
+    /// Makes everything durable that the owner was told of, also what is not counted as complete yet.
+    pub async fn sync_told(&self) -> Result<()> {
+        let _turn = self.sync_turn.lock().await;
+        self.sync_device().await
+    }
+
+    async fn sync_device(&self) -> Result<()> {
         let (order, at) = {
             let state = self.state.lock();
-            if let Some(why) = &state.failed {
-                return Err(LogError::Failed(why.clone()));
-            }
-            if state.durable_order >= wanted {
-                return Ok(());
-            }
+            state.check()?;
             (state.completed_order, state.completed.at)
         };
         let began = std::time::Instant::now();

@@ -32,6 +32,7 @@ pub(crate) struct Inner {
     pub room: Notify,
     /// Upkeep may be due.
     pub work: Notify,
+    pub closing: Notify,
     /// Snapshots are admitted one after the other, as they came.
     pub turn: tokio::sync::Mutex<()>,
     pub sync_turn: tokio::sync::Mutex<()>,

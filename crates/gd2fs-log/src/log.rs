@@ -1,6 +1,7 @@
 //! The face of the log.
 
 use std::any::Any;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock, Weak};
@@ -132,6 +133,7 @@ impl Log {
             state: Mutex::new(state),
             room: Notify::new(),
             work: Notify::new(),
+            closing: Notify::new(),
             turn: tokio::sync::Mutex::new(()),
             sync_turn: tokio::sync::Mutex::new(()),
             upkeep: tokio::sync::Mutex::new(()),
@@ -151,41 +153,33 @@ impl Log {
         }
     }
 
-    /// Writes a snapshot. When this completes the bytes, and all that was appended before, are written but not durable; the
-    /// owner has learnt the place already ([`Owner::appended`]). Waits while reclaim makes room. A write that the device fails
-    /// is repeated once, in another segment.
+    /// Writes a snapshot. It has begun when this returns: a note that begins later and makes it void is obeyed. When the
+    /// future completes the bytes, and all that was appended before, are written but not durable, and the owner has learnt
+    /// the place ([`Owner::appended`]). Waits while reclaim makes room. A write that the device fails is repeated once, in
+    /// another segment.
     ///
     /// # Errors
     /// `NoSpace`, before anything is written; `Superseded` if a note that was begun after this makes it void; `Refused` for
     /// a snapshot that cannot be; `Write`; `Failed`; `Closed`.
-    pub async fn append(&self, snapshot: Snapshot) -> Result<()> {
-        let Snapshot { key, version, state, runs, memory, keep } = snapshot;
-        let refused = |reason| Err(LogError::Refused { field: "snapshot", reason });
-        if let Some(reason) = fault_of(&runs) {
-            return refused(reason);
+    pub fn append(&self, snapshot: Snapshot) -> impl Future<Output = Result<()>> + Send + use<> {
+        let (inner, begun) = (Arc::clone(&self.inner), self.inner.begin());
+        async move {
+            check_snapshot(&snapshot, inner.payload_bytes_max)?;
+            let Snapshot { key, version, state, runs, memory, keep } = snapshot;
+            let (body, payload) = (Body::Snapshot { key, version, state, runs }, Payload { memory, keep });
+            inner.append(begun, Class::Snapshot, &body, Some(&payload), None).await.map(|_| ())
         }
-        let bytes = cover(&runs).len();
-        if runs.len() > RUNS_MAX || bytes > self.inner.payload_bytes_max as usize {
-            let max = self.inner.payload_bytes_max;
-            return refused(format!(
-                "{} runs over {bytes} bytes, of at most {RUNS_MAX} over {max}",
-                runs.len()
-            ));
-        }
-        if memory.len() != bytes {
-            return refused(format!("memory: {} bytes, and the runs' blocks have {bytes}", memory.len()));
-        }
-        let body = Body::Snapshot { key, version, state, runs };
-        self.inner.append(Class::Snapshot, &body, Some(&Payload { memory, keep }), None).await.map(|_| ())
     }
 
-    /// Writes a note and completes when it, and everything that was complete before, is durable. Notes that wait at the same
-    /// time share a write and a sync.
+    /// Writes a note; it has begun when this returns. The future completes when the note, and everything that was complete
+    /// before, is durable. Notes that wait at the same time share a write and a sync.
     ///
     /// # Errors
     /// `NoSpace`; `Write`; `Failed`; `Closed`. The note may be durable all the same, except after `NoSpace`.
-    pub async fn note(&self, note: Note) -> Result<()> {
-        self.inner.note(note).await
+    pub fn note(&self, note: Note) -> impl Future<Output = Result<()>> + Send + use<> {
+        let inner = Arc::clone(&self.inner);
+        inner.state.lock().announce(note);
+        async move { inner.note(note).await }
     }
 
     /// Makes everything durable whose append had completed before this was called.
@@ -282,6 +276,17 @@ impl Log {
     }
 }
 
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.inner.state.lock();
+        let mut shown = f.debug_struct("Log");
+        shown.field("device", &self.inner.device).field("tail", &state.tail).field("completed", &state.completed.at);
+        shown.field("durable", &state.durable).field("in_flight", &state.in_flight.len());
+        shown.field("free_segments", &state.segments.free_count()).field("breaking", &state.breaking);
+        shown.field("exhausted", &state.exhausted).field("failed", &state.failed).finish_non_exhaustive()
+    }
+}
+
 impl Drop for Log {
     fn drop(&mut self) {
         self.inner.shut();
@@ -293,6 +298,7 @@ impl Inner {
         self.state.lock().closed = true;
         self.room.notify_waiters();
         self.work.notify_one();
+        self.closing.notify_one();
     }
 }
 
@@ -305,6 +311,22 @@ fn check(options: &Options) -> Result<()> {
     if options.checkpoint_bytes == 0 || options.checkpoint_records == 0 {
         let reason = "both must be at least 1".into();
         return Err(LogError::Refused { field: "checkpoint_bytes, checkpoint_records", reason });
+    }
+    Ok(())
+}
+
+fn check_snapshot(snapshot: &Snapshot, bytes_max: u32) -> Result<()> {
+    let Snapshot { runs, memory, .. } = snapshot;
+    let refused = |reason| Err(LogError::Refused { field: "snapshot", reason });
+    if let Some(reason) = fault_of(runs) {
+        return refused(reason);
+    }
+    let bytes = cover(runs).len();
+    if runs.len() > RUNS_MAX || bytes > bytes_max as usize {
+        return refused(format!("{} runs over {bytes} bytes, of at most {RUNS_MAX} over {bytes_max}", runs.len()));
+    }
+    if memory.len() != bytes {
+        return refused(format!("memory: {} bytes, and the runs' blocks have {bytes}", memory.len()));
     }
     Ok(())
 }

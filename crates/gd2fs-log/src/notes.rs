@@ -24,7 +24,6 @@ impl Inner {
     /// Completes when the note is durable. Once begun it is carried out even if the caller does not wait.
     pub async fn note(self: &Arc<Self>, note: Note) -> Result<()> {
         let _place = self.notes_room.acquire().await.map_err(|_| LogError::Closed)?;
-        self.state.lock().announce(note);
         let (tell, told) = oneshot::channel();
         let begin = {
             let mut waiting = self.notes.lock();
@@ -59,7 +58,7 @@ impl Inner {
 
     /// Appends a record without payload and makes it durable.
     pub async fn append_durably(self: &Arc<Self>, class: Class, body: &Body) -> Result<()> {
-        self.append(class, body, None, None).await?;
+        self.append(self.begin(), class, body, None, None).await?;
         self.sync().await
     }
 }

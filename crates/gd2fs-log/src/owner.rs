@@ -10,7 +10,8 @@ use crate::position::Place;
 ///
 /// What keeps recovery right:
 /// - one append of a chunk is in flight at a time, and versions rise;
-/// - a change that a note stands for is made in the owner's own state before the note is given to the log;
+/// - a change that a note stands for is made in the owner's own state before the note is given to the log, and from then on
+///   no append begins that the note makes void (both calls return at once, so that the owner can make them under its lock);
 /// - a place is released only once [`Owner::live`] does not name it any more.
 pub trait Owner: Send + Sync + 'static {
     /// A snapshot is written (not yet durable) and lies at `place`. False: it is not wanted any more, and is dead at once.

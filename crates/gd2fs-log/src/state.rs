@@ -6,6 +6,7 @@ use gd2fs_device::BLOCK;
 use tokio::sync::oneshot;
 
 use crate::entry::{Key, Note};
+use crate::error::{LogError, Result};
 use crate::position::{Mark, Position};
 use crate::record::{Known, SEGMENT_HEADER_BLOCKS, SegmentHeader, SegmentId};
 use crate::segment::{Live, Segments};
@@ -14,8 +15,8 @@ use crate::segment::{Live, Segments};
 /// and bounds how much has to be written again when a write fails.
 pub(crate) const IN_FLIGHT_MAX: usize = 256;
 
-/// Free segments that appends leave to notes and reclaim. Reclaim needs one to move a segment's records before that
-/// segment is free; notes must stay possible when the log is full, since deletions make room.
+/// Free segments that snapshots leave to notes and reclaim. Reclaim needs one to move a segment's records before that
+/// segment is free, so notes leave it that one; they have one more, since deletions make room in a full log.
 pub(crate) const RESERVED: u32 = 2;
 
 /// On whose behalf something is appended: how far it may use up free segments.
@@ -161,6 +162,12 @@ impl State {
         }
     }
 
+    /// # Errors
+    /// `Failed`.
+    pub fn check(&self) -> Result<()> {
+        self.failed.as_ref().map_or(Ok(()), |why| Err(LogError::Failed(why.clone())))
+    }
+
     /// An append waits for room from here on. Whatever a later note makes void will not be appended behind that note, where
     /// a recovery from a checkpoint between both would take it for the newer.
     pub fn begin(&mut self) -> u64 {
@@ -199,11 +206,12 @@ impl State {
         }
         let fits = self.open.is_some_and(|open| open.block + ask.blocks <= self.segments.division.blocks());
         let free = self.segments.free_count();
-        // Once reclaim works with what is reserved, the room it has opened is its own.
-        let admitted =
-            if fits { ask.class != Class::Snapshot || free >= RESERVED } else { free > ask.class.leaves() };
-        if !admitted {
-            return if self.exhausted { Admission::Full } else { Admission::Wait };
+        // Once reclaim works with what is reserved for it, the room that it has opened is its own.
+        let leaves = ask.class.leaves();
+        if !(if fits { free >= leaves } else { free > leaves }) {
+            // Reclaim does not wait for room: nobody else makes it.
+            let over = self.exhausted || ask.class == Class::Reclaim;
+            return if over { Admission::Full } else { Admission::Wait };
         }
         let opened = if fits { None } else { self.open_segment(id()) };
         Admission::Now(Box::new(self.take(ask, opened)))

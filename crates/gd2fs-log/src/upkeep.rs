@@ -47,7 +47,8 @@ impl Inner {
             if let Err(error) = self.round().await {
                 tracing::warn!("{}: {error}", self.device.path().display());
                 self.give_up();
-                tokio::time::sleep(PAUSE_AFTER_FAILURE).await;
+                // Over at once if the log is closed meanwhile.
+                let _ = tokio::time::timeout(PAUSE_AFTER_FAILURE, self.closing.notified()).await;
                 self.state.lock().exhausted = false;
             }
             work.await;
@@ -138,6 +139,7 @@ impl Inner {
     /// Copies one record to the append point. What does not hold what was written is never copied: it would end the log at
     /// the next recovery. False if it still lives where it was.
     async fn move_one(self: Arc<Self>, live: Live) -> Result<bool> {
+        let begun = self.begin();
         let Some(reader) = self.enter(&live.place) else { return Ok(true) };
         let header_bytes = live.header_blocks as usize * BLOCK;
         let buffer = Arc::new(Buffer::new(live.blocks() as usize * BLOCK));
@@ -166,7 +168,7 @@ impl Inner {
         };
         let memory = memory.part(header_bytes, payload.len()).into();
         let payload = Payload { memory, keep: buffer.clone() };
-        match self.append(Class::Reclaim, &body, Some(&payload), Some(live.place)).await {
+        match self.append(begun, Class::Reclaim, &body, Some(&payload), Some(live.place)).await {
             Ok(_) => {
                 self.counters.reclaimed_bytes.fetch_add(u64::from(live.place.bytes), Relaxed);
                 Ok(true)
@@ -199,7 +201,7 @@ impl Inner {
             let state = self.state.lock();
             (state.completed.at, state.version_max)
         };
-        self.sync().await?;
+        self.sync_told().await?;
         let named = writer.named.clone();
         let foot = Foot { position, durable, version_max };
         let path = self.checkpoint_path.clone();
@@ -207,8 +209,12 @@ impl Inner {
             self.runtime.spawn_blocking(move || writer.finish(&foot).and_then(|()| publish(&path)));
         self.file_result(published.await)?;
         self.state.lock().floor = position.at;
-        // Every header says the floor, this one first: before anything is reused, the device itself knows that it was.
-        self.append_durably(Class::Reclaim, &Body::Notes(Vec::new())).await?;
+        // Every header says the floor, this one first: before anything is reused, the device itself knows that it was, should
+        // both copies of the checkpoint be lost. Where there is no room for that, the first segment that is reused says it.
+        match self.append_durably(Class::Reclaim, &Body::Notes(Vec::new())).await {
+            Ok(()) | Err(LogError::NoSpace { .. }) => {}
+            Err(error) => return Err(error),
+        }
         let mut state = self.state.lock();
         state.bytes_since_checkpoint = state.bytes_since_checkpoint.saturating_sub(bytes);
         state.records_since_checkpoint = state.records_since_checkpoint.saturating_sub(records);

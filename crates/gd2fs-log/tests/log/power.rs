@@ -24,8 +24,8 @@ struct Model {
     completed: HashSet<(Key, u64)>,
     /// Highest acknowledged version of each chunk.
     acked: HashMap<Key, u64>,
-    /// Chunks that were evicted since they were acknowledged: they may be there or not.
-    evicted: HashSet<Key>,
+    /// Highest versions that were evicted: they may be there or not.
+    evicted: HashMap<Key, u64>,
     /// Highest versions that notes have made void, by key and by column: tried, and acknowledged.
     tried: HashMap<Key, u64>,
     void: HashMap<Key, u64>,
@@ -76,7 +76,9 @@ impl Model {
             let (acked, void, tried) =
                 (get(&self.acked, &key), get(&self.void, &key), get(&self.tried, &key));
             let possible = self.possible.entry(key).or_default();
-            let context = format!("seed {seed}: {key:?}, acknowledged {acked}, void {void}, tried {tried}");
+            let Recovered { from_checkpoint, scanned_records, dropped_records, given_up_before, .. } = recovered;
+            let report = (from_checkpoint, scanned_records, dropped_records, given_up_before);
+            let context = format!("seed {seed}: {key:?}, acknowledged {acked}, void {void}, tried {tried}, {report:?}");
             match found.get(&key) {
                 Some(entry) => {
                     let version = entry.version;
@@ -90,7 +92,7 @@ impl Model {
                     self.acked.insert(key, version);
                 }
                 None => {
-                    let needed = acked > tried && !self.evicted.contains(&key);
+                    let needed = acked > tried && acked > get(&self.evicted, &key);
                     assert!(!needed || excused, "{context}: lost");
                     possible.clear();
                     self.acked.remove(&key);
@@ -193,8 +195,8 @@ impl Life {
                 self.tasks.spawn(async move { drop(log.checkpoint().await) });
             }
             17 | 18 => {
-                self.model.lock().evicted.insert(key);
-                self.shelf.evict(&key);
+                let mut model = self.model.lock();
+                self.shelf.evict(&key).into_iter().for_each(|version| raise(&mut model.evicted, key, version));
             }
             _ => {}
         }
@@ -208,7 +210,6 @@ impl Life {
             }
             let version = model.next_version();
             let content = Content::random(dice, key, version, bytes_max);
-            model.evicted.remove(&key);
             model.possible.entry(key).or_default().insert(version, content.clone());
             model.columns.entry((key.file, key.column)).or_default().insert(version, content.state());
             content
@@ -224,9 +225,9 @@ impl Life {
                 Err(LogError::NoSpace { .. }) => {
                     // As the layer above does: something has to go.
                     let victims: Vec<Key> = shelf.state.lock().chunks.keys().copied().take(3).collect();
-                    model.evicted.extend(victims.iter().copied());
-                    drop(model);
-                    victims.iter().for_each(|key| shelf.evict(key));
+                    for key in victims {
+                        shelf.evict(&key).into_iter().for_each(|version| raise(&mut model.evicted, key, version));
+                    }
                 }
                 Err(_) => {}
             }
@@ -260,10 +261,10 @@ impl Life {
             }
             model.completed.clone()
         };
-        self.shelf.apply(&note);
-        let (log, model) = (Arc::clone(&self.log), Arc::clone(&self.model));
+        let noted = self.shelf.note(&self.log, note);
+        let model = Arc::clone(&self.model);
         self.tasks.spawn(async move {
-            let result = log.note(note).await;
+            let result = noted.await;
             expected(&result);
             if result.is_err() {
                 return;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use gd2fs_device::Buffer;
 use gd2fs_log::{
-    ChunkEntry, ColumnEntry, ColumnState, Entries, Key, Log, Note, Owner, Place, Recovered, Snapshot, cover,
+    ChunkEntry, ColumnEntry, ColumnState, Entries, Key, Log, LogError, Note, Owner, Place, Recovered, Snapshot, cover,
 };
 use gd2fs_wire::sums::{PIECE_BYTES, Run, crc32c};
 use parking_lot::Mutex;
@@ -38,19 +38,33 @@ impl Shelf {
     pub async fn put(&self, log: &Log, content: &Content) -> gd2fs_log::Result<()> {
         let snapshot = content.snapshot();
         let coming = (snapshot.runs.clone(), snapshot.state);
-        self.state.lock().coming.insert((content.key, content.version), coming);
-        log.append(snapshot).await
+        let append = {
+            let mut state = self.state.lock();
+            if content.version <= state.void(&content.key) {
+                return Err(LogError::Superseded);
+            }
+            state.coming.insert((content.key, content.version), coming);
+            log.append(snapshot)
+        };
+        append.await
     }
 
-    pub fn evict(&self, key: &Key) {
-        let gone = self.state.lock().chunks.remove(key);
-        if let (Some(entry), Some(log)) = (gone, self.log.upgrade()) {
-            log.release(entry.place);
+    /// The version that was there.
+    pub fn evict(&self, key: &Key) -> Option<u64> {
+        let gone = self.state.lock().chunks.remove(key)?;
+        if let Some(log) = self.log.upgrade() {
+            log.release(gone.place);
         }
+        Some(gone.version)
     }
 
-    /// Makes the change that a note stands for.
-    pub fn apply(&self, note: &Note) {
+    /// Makes the change that a note stands for, then notes it.
+    pub fn note(&self, log: &Log, note: Note) -> impl Future<Output = gd2fs_log::Result<()>> + Send + use<> {
+        self.apply(&note);
+        log.note(note)
+    }
+
+    fn apply(&self, note: &Note) {
         let mut gone = Vec::new();
         {
             let mut state = self.state.lock();
@@ -61,16 +75,21 @@ impl Shelf {
                 }
                 Note::Forget { key, version } => {
                     state.forgotten.insert(key, version);
-                    gone.push(key);
+                    gone.extend(state.chunks.remove(&key));
                 }
                 Note::Delete { file, column, version } => {
                     state.deleted.insert((file, column), version);
                     state.columns.remove(&(file, column));
-                    gone.extend(state.chunks.keys().filter(|key| (key.file, key.column) == (file, column)));
+                    let whole = std::mem::take(&mut state.chunks).into_iter();
+                    let (dead, alive) = whole.partition(|(key, _)| (key.file, key.column) == (file, column));
+                    state.chunks = alive;
+                    gone.extend(BTreeMap::into_values(dead));
                 }
             }
         }
-        gone.iter().for_each(|key| self.evict(key));
+        if let Some(log) = self.log.upgrade() {
+            gone.iter().for_each(|entry| log.release(entry.place));
+        }
     }
 
     pub async fn read(&self, log: &Log, entry: &ChunkEntry) -> gd2fs_log::Result<Vec<u8>> {
@@ -103,10 +122,10 @@ impl Owner for Shelf {
     fn appended(&self, key: Key, version: u64, place: Place) -> bool {
         let mut state = self.state.lock();
         let (runs, column_state) = state.coming.remove(&(key, version)).expect("it was put");
+        state.learn(ColumnEntry { file: key.file, column: key.column, version, state: column_state });
         if version <= state.void(&key) {
             return false;
         }
-        state.learn(ColumnEntry { file: key.file, column: key.column, version, state: column_state });
         let old = state.chunks.insert(key, ChunkEntry { key, version, runs, place });
         drop(state);
         if let (Some(old), Some(log)) = (old, self.log.upgrade()) {
