@@ -43,6 +43,9 @@ pub enum LogError {
         /// Bytes of all segments.
         total_bytes: u64,
     },
+    /// Nothing was written: too many notes wait. Try again.
+    #[error("too many notes wait; try again when some are durable")]
+    Overloaded,
     /// Nothing was written: a note that was begun later makes this snapshot void.
     #[error("a later note makes this snapshot void")]
     Superseded,
@@ -84,7 +87,7 @@ pub enum LogError {
 impl LogError {
     /// Whether the same call may succeed a little later, once the caller has made room.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, LogError::NoSpace { .. })
+        matches!(self, LogError::NoSpace { .. } | LogError::Overloaded)
     }
 
     /// Whether the call certainly left the log as it was.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use gd2fs_device::{BLOCK, Device};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use crate::error::LogError;
 use crate::notes::Waiting;
@@ -40,7 +40,6 @@ pub(crate) struct Inner {
     /// was copied beside, in flight behind it.
     pub upkeep: tokio::sync::Mutex<()>,
     pub notes: Mutex<Waiting>,
-    pub notes_room: Semaphore,
     pub counters: Counters,
 }
 

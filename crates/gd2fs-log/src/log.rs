@@ -10,14 +10,13 @@ use gd2fs_device::{BLOCK, Buffer, Device, Op};
 use gd2fs_transport::Memory;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::append::Payload;
 use crate::entry::{Note, Snapshot, cover, fault_of};
 use crate::error::{LogError, Result};
 use crate::inner::{Inner, random_id};
-use crate::notes::WAITING_MAX;
 use crate::owner::Owner;
 use crate::position::{Mark, Place};
 use crate::record::{Body, RUNS_MAX, SEGMENT_HEADER_BLOCKS, snapshot_header_blocks};
@@ -138,7 +137,6 @@ impl Log {
             sync_turn: tokio::sync::Mutex::new(()),
             upkeep: tokio::sync::Mutex::new(()),
             notes: Mutex::default(),
-            notes_room: Semaphore::new(WAITING_MAX),
             counters: Default::default(),
         };
         Ok((Log { inner: Arc::new(inner), upkeep: Mutex::new(None) }, found.recovered))
@@ -175,11 +173,11 @@ impl Log {
     /// before, is durable. Notes that wait at the same time share a write and a sync.
     ///
     /// # Errors
-    /// `NoSpace`; `Write`; `Failed`; `Closed`. The note may be durable all the same, except after `NoSpace`.
+    /// `NoSpace`; `Overloaded`; `Write`; `Failed`; `Closed`. The owner, which has made the change already, repeats the note:
+    /// until it is durable a recovery may find the change made, not made, or made in part.
     pub fn note(&self, note: Note) -> impl Future<Output = Result<()>> + Send + use<> {
-        let inner = Arc::clone(&self.inner);
-        inner.state.lock().announce(note);
-        async move { inner.note(note).await }
+        let told = self.inner.note(Some(note));
+        async move { told.await.unwrap_or(Err(LogError::Closed)) }
     }
 
     /// Makes everything durable whose append had completed before this was called.
@@ -226,7 +224,10 @@ impl Log {
     /// # Errors
     /// `Checkpoint`; `Failed`; `NoSpace`; `Closed` before [`Log::start`] or without owner.
     pub async fn checkpoint(&self) -> Result<()> {
-        self.inner.checkpoint().await
+        let inner = Arc::clone(&self.inner);
+        let made = self.inner.runtime.spawn(async move { inner.checkpoint().await });
+        // A checkpoint that panicked was reported by the panic's hook.
+        made.await.unwrap_or(Err(LogError::Closed))
     }
 
     /// Why the log takes no more writes, if it does not: a sync failed.

@@ -11,35 +11,41 @@ use crate::inner::Inner;
 use crate::record::{Body, NOTES_MAX};
 use crate::state::Class;
 
-/// Notes that wait at once; more callers queue up before them. Some 80 groups, or a fraction of a second of any disk.
-pub(crate) const WAITING_MAX: usize = 4096;
+/// Notes that wait at once; more are refused. Some 80 groups, or a fraction of a second of any disk.
+const WAITING_MAX: usize = 4096;
+
+/// A note, or nothing but the wish to know when all before it are answered.
+type Item = (Option<Note>, oneshot::Sender<Result<()>>);
 
 #[derive(Default)]
 pub(crate) struct Waiting {
-    queue: VecDeque<(Note, oneshot::Sender<Result<()>>)>,
+    queue: VecDeque<Item>,
     committing: bool,
 }
 
 impl Inner {
-    /// Completes when the note is durable. Once begun it is carried out even if the caller does not wait.
-    pub async fn note(self: &Arc<Self>, note: Note) -> Result<()> {
-        let _place = self.notes_room.acquire().await.map_err(|_| LogError::Closed)?;
+    /// Queues a note; what is returned is told when it is durable. It is carried out whether or not anybody listens.
+    pub fn note(self: &Arc<Self>, note: Option<Note>) -> oneshot::Receiver<Result<()>> {
+        if let Some(note) = note {
+            self.state.lock().announce(note);
+        }
         let (tell, told) = oneshot::channel();
-        let begin = {
-            let mut waiting = self.notes.lock();
-            waiting.queue.push_back((note, tell));
-            !std::mem::replace(&mut waiting.committing, true)
-        };
-        if begin {
+        let mut waiting = self.notes.lock();
+        if waiting.queue.len() >= WAITING_MAX && note.is_some() {
+            let _ = tell.send(Err(LogError::Overloaded));
+            return told;
+        }
+        waiting.queue.push_back((note, tell));
+        if !std::mem::replace(&mut waiting.committing, true) {
             self.runtime.spawn(Arc::clone(self).commit());
         }
-        told.await.unwrap_or(Err(LogError::Closed))
+        told
     }
 
     /// Writes group after group until no note waits.
     async fn commit(self: Arc<Self>) {
         loop {
-            let group: Vec<_> = {
+            let group: Vec<Item> = {
                 let mut waiting = self.notes.lock();
                 let count = waiting.queue.len().min(NOTES_MAX);
                 waiting.committing = count > 0;
@@ -48,8 +54,11 @@ impl Inner {
             if group.is_empty() {
                 return;
             }
-            let body = Body::Notes(group.iter().map(|(note, _)| *note).collect());
-            let result = self.append_durably(Class::Note, &body).await;
+            let notes: Vec<Note> = group.iter().filter_map(|(note, _)| *note).collect();
+            let result = match notes.is_empty() {
+                true => Ok(()),
+                false => self.append_durably(Class::Note, &Body::Notes(notes)).await,
+            };
             for (_, tell) in group {
                 let _ = tell.send(result.clone());
             }

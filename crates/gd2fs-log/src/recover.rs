@@ -124,6 +124,8 @@ async fn finish(
         let segment = layout.division.locate(entry.place.offset).map(|(segment, _)| segment);
         segment.is_some() && headers.get(&entry.place.generation).map(|(segment, _)| *segment) == segment
     });
+    // A checkpoint that was used is one without which older records are not the last word any more.
+    let floor = scan.floor.max(checkpoint.foot.position.at);
     let unreadable = (there - checkpoint.chunks.len()) as u64;
     let end = scan.missing.iter().map(|(at, _)| *at).find(|at| *at >= scan.durable);
     let mut recovered = resolve(checkpoint, scan, end);
@@ -132,7 +134,7 @@ async fn finish(
     if !from_checkpoint && scan.floor > Position::default() {
         recovered.given_up_before = recovered.given_up_before.max(Some(scan.floor));
     }
-    settle(layout, headers, scan, recovered, end).await
+    settle(layout, headers, scan, recovered, end, floor).await
 }
 
 /// Reads the headers of all segments.
@@ -324,6 +326,7 @@ async fn settle(
     scan: &Scan,
     recovered: Recovered,
     end: Option<Position>,
+    floor: Position,
 ) -> Result<Found> {
     let void = void(headers);
     let dropped =
@@ -361,5 +364,5 @@ async fn settle(
     let at = end.unwrap_or(scan.reached);
     let newest = headers.keys().last().copied().unwrap_or(0);
     let generation_next = newest.max(at.generation).max(scan.durable.generation) + 1;
-    Ok(Found { recovered, segments, end: at, generation_next, floor: scan.floor })
+    Ok(Found { recovered, segments, end: at, generation_next, floor })
 }

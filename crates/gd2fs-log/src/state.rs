@@ -122,6 +122,8 @@ pub(crate) struct State {
     pub draining: bool,
     /// Reclaim can make no room until something is released.
     pub exhausted: bool,
+    /// A checkpoint waits for the notes that its entries have obeyed.
+    pub checkpointing: bool,
     pub failed: Option<String>,
     pub closed: bool,
     pub version_max: u64,
@@ -151,6 +153,7 @@ impl State {
             breaking: false,
             draining: false,
             exhausted: true,
+            checkpointing: false,
             failed: None,
             closed: false,
             version_max: 0,
@@ -207,10 +210,11 @@ impl State {
         let fits = self.open.is_some_and(|open| open.block + ask.blocks <= self.segments.division.blocks());
         let free = self.segments.free_count();
         // Once reclaim works with what is reserved for it, the room that it has opened is its own.
-        let leaves = ask.class.leaves();
+        let urgent = ask.class == Class::Reclaim || (ask.class == Class::Note && self.checkpointing);
+        let leaves = if urgent { 0 } else { ask.class.leaves() };
         if !(if fits { free >= leaves } else { free > leaves }) {
-            // Reclaim does not wait for room: nobody else makes it.
-            let over = self.exhausted || ask.class == Class::Reclaim;
+            // Reclaim, and what a checkpoint waits for, do not wait for room: nobody else makes it.
+            let over = self.exhausted || urgent;
             return if over { Admission::Full } else { Admission::Wait };
         }
         let opened = if fits { None } else { self.open_segment(id()) };

@@ -24,7 +24,7 @@ const BUSY_IN_FLIGHT: usize = 16;
 /// A record waits so long for appends, once; also with a device that is always busy reclaim goes on.
 const GIVE_WAY: Duration = Duration::from_millis(1);
 /// A segment that lives to more than this share is not worth copying: it would gain less than a tenth.
-const LIVE_MAX_PERCENT: u32 = 90;
+const LIVE_MAX_TENTHS: u32 = 9;
 /// Steps in a row that freed nothing and moved nothing, before the log counts as full. Entries that were released while a
 /// checkpoint was made are free after the next.
 const STALLS_MAX: u32 = 3;
@@ -96,7 +96,7 @@ impl Inner {
     async fn make_room(self: &Arc<Self>, free: u32, watermark: u32) -> Result<bool> {
         let (empty, victim) = {
             let state = self.state.lock();
-            let blocks_max = state.segments.division.blocks() / 100 * LIVE_MAX_PERCENT;
+            let blocks_max = state.segments.division.blocks() / 10 * LIVE_MAX_TENTHS;
             (state.segments.empty_count(), state.segments.victim(blocks_max))
         };
         match victim {
@@ -196,6 +196,11 @@ impl Inner {
             })
         });
         let writer = self.file_result(written.await)?;
+        // What the entries do not name because of a note is not to come back in part if that note is never durable.
+        self.state.lock().checkpointing = true;
+        self.room.notify_waiters();
+        let _ = self.note(None).await;
+        self.state.lock().checkpointing = false;
         // The entries may name records that are newer than the position, and not durable yet.
         let (durable, version_max) = {
             let state = self.state.lock();
