@@ -49,8 +49,7 @@ impl Inner {
         payload: Option<&Payload>,
         from: Option<Place>,
     ) -> Result<Position> {
-        let mut ask =
-            Ask { class, blocks: body.blocks(), snapshot: None, begun: begun.number, from };
+        let mut ask = Ask { class, blocks: body.blocks(), snapshot: None, begun: begun.number, from };
         if let Body::Snapshot { key, version, .. } = body {
             ask.snapshot = Some((*key, *version));
         }

@@ -281,7 +281,10 @@ impl fmt::Debug for Log {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.inner.state.lock();
         let mut shown = f.debug_struct("Log");
-        shown.field("device", &self.inner.device).field("tail", &state.tail).field("completed", &state.completed.at);
+        shown
+            .field("device", &self.inner.device)
+            .field("tail", &state.tail)
+            .field("completed", &state.completed.at);
         shown.field("durable", &state.durable).field("in_flight", &state.in_flight.len());
         shown.field("free_segments", &state.segments.free_count()).field("breaking", &state.breaking);
         shown.field("exhausted", &state.exhausted).field("failed", &state.failed).finish_non_exhaustive()
@@ -324,7 +327,10 @@ fn check_snapshot(snapshot: &Snapshot, bytes_max: u32) -> Result<()> {
     }
     let bytes = cover(runs).len();
     if runs.len() > RUNS_MAX || bytes > bytes_max as usize {
-        return refused(format!("{} runs over {bytes} bytes, of at most {RUNS_MAX} over {bytes_max}", runs.len()));
+        return refused(format!(
+            "{} runs over {bytes} bytes, of at most {RUNS_MAX} over {bytes_max}",
+            runs.len()
+        ));
     }
     if memory.len() != bytes {
         return refused(format!("memory: {} bytes, and the runs' blocks have {bytes}", memory.len()));

@@ -3,8 +3,8 @@
 //! A power cut keeps any part of what was not synced, so the scan must tell two things apart. *The end*: the first record
 //! that is missing and that no header behind it calls durable; it and everything behind it was never acknowledged, and is
 //! dropped for good. *Damage*: a record that is missing although a later header calls it durable. A damaged payload costs its
-//! own chunk, in all versions. A damaged header could have been anything, the deletion of any chunk included: whatever is
-//! older is given up, since a miss is allowed and a wrong byte is not.
+//! own chunk, in all versions. A damaged header could have been anything, the deletion of any chunk or the seal of any column
+//! included: all is given up, since a miss is allowed and a wrong byte is not.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use gd2fs_device::{BLOCK, Buffer, Device, Op};
 
-use crate::checkpoint::{Checkpoint, load};
+use crate::checkpoint::{Checkpoint, Foot, Writer, load, publish};
 use crate::entry::{ChunkEntry, ColumnEntry, Key, Note};
 use crate::error::{LogError, Result};
 use crate::position::{Mark, Position};
@@ -40,8 +40,9 @@ pub struct Recovered {
     pub dropped_records: u64,
     /// Durable records that do not hold any more what was written.
     pub damaged_records: u64,
-    /// Everything before this position was given up: what it said cannot be known.
-    pub given_up_before: Option<Position>,
+    /// Nothing was kept, since what is there cannot be known to be the last word: a durable header is damaged, or no
+    /// checkpoint can be read although one was relied on.
+    pub given_up: bool,
 }
 
 /// What the log goes on with.
@@ -93,7 +94,7 @@ pub(crate) async fn recover(layout: &Layout<'_>, checkpoint_path: &Path) -> Resu
         let scan = scan(layout, &headers, foot.position, foot.durable).await?;
         // A record can know of a newer checkpoint than the segments' headers do.
         if scan.floor <= foot.position.at {
-            return finish(layout, &headers, &scan, Some(checkpoint)).await;
+            return finish(layout, &headers, &scan, Some(checkpoint), checkpoint_path).await;
         }
         floor = scan.floor;
     }
@@ -107,7 +108,7 @@ pub(crate) async fn recover(layout: &Layout<'_>, checkpoint_path: &Path) -> Resu
     if scan.floor > floor {
         scan = self::scan(layout, &headers, Mark { at: scan.floor, offset: 0 }, scan.floor).await?;
     }
-    finish(layout, &headers, &scan, None).await
+    finish(layout, &headers, &scan, None, checkpoint_path).await
 }
 
 /// Decides what lives, and prepares the device and the segments for going on.
@@ -116,6 +117,7 @@ async fn finish(
     headers: &Headers,
     scan: &Scan,
     checkpoint: Option<Checkpoint>,
+    checkpoint_path: &Path,
 ) -> Result<Found> {
     let from_checkpoint = checkpoint.is_some();
     let mut checkpoint = checkpoint.unwrap_or_default();
@@ -131,10 +133,24 @@ async fn finish(
     let mut recovered = resolve(checkpoint, scan, end);
     recovered.from_checkpoint = from_checkpoint;
     recovered.damaged_records += unreadable;
-    if !from_checkpoint && scan.floor > Position::default() {
-        recovered.given_up_before = recovered.given_up_before.max(Some(scan.floor));
+    recovered.given_up |= !from_checkpoint && scan.floor > Position::default();
+    if !recovered.given_up {
+        return settle(layout, headers, scan, recovered, end, floor).await;
     }
-    settle(layout, headers, scan, recovered, end, floor).await
+    (recovered.columns, recovered.chunks) = (Vec::new(), Vec::new());
+    tracing::error!(
+        "{}: what it holds may not be the last word; all is given up",
+        layout.device.path().display()
+    );
+    let at = end.unwrap_or(scan.reached);
+    let found = settle(layout, headers, scan, recovered, end, at).await?;
+    // From here on the log is as good as new, and stays so: an empty checkpoint says where it begins.
+    let foot =
+        Foot { position: Mark { at, offset: 0 }, durable: at, version_max: found.recovered.version_max };
+    let written = Writer::create(checkpoint_path, layout.device_id).and_then(|writer| writer.finish(&foot));
+    let written = written.and_then(|()| publish(checkpoint_path));
+    written.map_err(|error| LogError::Checkpoint { path: checkpoint_path.into(), error: Arc::new(error) })?;
+    Ok(found)
 }
 
 /// Reads the headers of all segments.
@@ -246,13 +262,11 @@ fn resolve(checkpoint: Checkpoint, scan: &Scan, end: Option<Position>) -> Recove
     let mut recovered = Recovered {
         version_max: checkpoint.foot.version_max,
         damaged_records: damage.count() as u64,
-        given_up_before,
+        given_up,
         ..Recovered::default()
     };
-    if given_up_before.is_none() {
-        columns.extend(checkpoint.columns.into_iter().map(|entry| ((entry.file, entry.column), entry)));
-        chunks.extend(checkpoint.chunks.into_iter().map(|entry| (entry.key, Last::Whole(entry))));
-    }
+    columns.extend(checkpoint.columns.into_iter().map(|entry| ((entry.file, entry.column), entry)));
+    chunks.extend(checkpoint.chunks.into_iter().map(|entry| (entry.key, Last::Whole(entry))));
     let mut learn = |entry: ColumnEntry| {
         let known = columns.entry((entry.file, entry.column)).or_insert(entry);
         if known.version <= entry.version {
@@ -265,15 +279,11 @@ fn resolve(checkpoint: Checkpoint, scan: &Scan, end: Option<Position>) -> Recove
             continue;
         }
         recovered.scanned_records += 1;
-        let trusted = given_up_before.is_none_or(|before| met.at >= before);
         match &met.what {
             What::Snapshot { key, version, state, runs, place, whole } => {
                 recovered.version_max = recovered.version_max.max(*version);
                 let Key { file, column, .. } = *key;
                 let newer = chunks.get(key).is_none_or(|last| last.version() <= *version);
-                if !trusted {
-                    continue;
-                }
                 learn(ColumnEntry { file, column, version: *version, state: *state });
                 if newer {
                     let entry =
@@ -285,10 +295,9 @@ fn resolve(checkpoint: Checkpoint, scan: &Scan, end: Option<Position>) -> Recove
                 for note in notes {
                     recovered.version_max = recovered.version_max.max(note.version());
                     match *note {
-                        Note::Column { file, column, version, state } if trusted => {
+                        Note::Column { file, column, version, state } => {
                             learn(ColumnEntry { file, column, version, state });
                         }
-                        Note::Column { .. } => {}
                         Note::Forget { key, version } => raise(&mut forgotten, key, version),
                         Note::Delete { file, column, version } => {
                             raise(&mut deleted, (file, column), version)

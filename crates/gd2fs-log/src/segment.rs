@@ -192,18 +192,21 @@ impl Segments {
             as u32
     }
 
-    /// Frees what is empty, lies wholly before the checkpoint at `generation`, and is not named by its entries.
-    pub fn free_behind(&mut self, generation: u64, named: &HashSet<u64>) {
+    /// Frees what is empty, lies wholly before the checkpoint at `generation`, and is not named by its entries. Gives their number.
+    pub fn free_behind(&mut self, generation: u64, named: &HashSet<u64>) -> u32 {
+        let mut count = 0;
         for index in 0..self.division.segments {
             let segment = &mut self.all[index as usize];
             let behind = segment.generation < generation && !named.contains(&segment.generation);
             if segment.phase == Phase::Full && segment.live.is_empty() && behind {
                 segment.phase = Phase::Leaving;
+                count += 1;
                 if segment.readers == 0 {
                     self.make_free(index);
                 }
             }
         }
+        count
     }
 
     /// The full segment with the least that lives, if it has at most `blocks_max` of it, and at least something.

@@ -132,6 +132,8 @@ pub(crate) struct State {
     begun_next: u64,
     /// Notes that were begun while older appends had no place yet.
     voids: VecDeque<(u64, Note)>,
+    /// Blocks that upkeep has freed, less those that it has used up itself.
+    pub gain: i64,
     pub bytes_since_checkpoint: u64,
     pub records_since_checkpoint: u64,
 }
@@ -160,6 +162,7 @@ impl State {
             begun: VecDeque::new(),
             begun_next: 0,
             voids: VecDeque::new(),
+            gain: 0,
             bytes_since_checkpoint: 0,
             records_since_checkpoint: 0,
         }
@@ -217,7 +220,11 @@ impl State {
             let over = self.exhausted || urgent;
             return if over { Admission::Full } else { Admission::Wait };
         }
+        let before = self.open.map_or(0, |open| self.segments.division.blocks() - open.block);
         let opened = if fits { None } else { self.open_segment(id()) };
+        if ask.class == Class::Reclaim {
+            self.gain -= i64::from(ask.blocks + if fits { 0 } else { before });
+        }
         Admission::Now(Box::new(self.take(ask, opened)))
     }
 

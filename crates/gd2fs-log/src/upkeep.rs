@@ -28,7 +28,7 @@ const LIVE_MAX_TENTHS: u32 = 9;
 /// Steps in a row that freed nothing and moved nothing, before the log counts as full. Entries that were released while a
 /// checkpoint was made are free after the next.
 const STALLS_MAX: u32 = 3;
-/// Steps in a row after which no segment more was free, before the log counts as full. Each segment that is moved gains a
+/// Steps in a row by which nothing was gained, before the log counts as full. Each segment that is moved gains a
 /// tenth, and a checkpoint follows it; large records can leave so much unused at the ends of segments that nothing is gained.
 const STEPS_MAX: u32 = 32;
 /// After a checkpoint that failed, so that a full disk is not asked without a pause.
@@ -66,18 +66,18 @@ impl Inner {
         if due {
             self.checkpoint().await?;
         }
-        let (mut best, mut steps, mut stalls) = (0, 0, 0);
+        let (mut best, mut steps, mut stalls) = (i64::MIN, 0, 0);
         loop {
-            let (free, watermark, stop) = {
+            let (free, gain, watermark, stop) = {
                 let state = self.state.lock();
                 let stop = state.failed.is_some() || state.closed || state.exhausted;
-                (state.segments.free_count(), watermark(state.segments.division.segments), stop)
+                (state.segments.free_count(), state.gain, watermark(state.segments.division.segments), stop)
             };
             if free > watermark || stop {
                 return Ok(());
             }
-            steps = if free > best { 0 } else { steps + 1 };
-            best = best.max(free);
+            steps = if gain > best { 0 } else { steps + 1 };
+            best = best.max(gain);
             stalls = if self.make_room(free, watermark).await? { 0 } else { stalls + 1 };
             if stalls == STALLS_MAX || steps == STEPS_MAX {
                 self.give_up();
@@ -107,7 +107,7 @@ impl Inner {
             }
             _ if empty > 0 => {
                 self.checkpoint().await?;
-                Ok(self.state.lock().segments.free_count() > free)
+                Ok(self.state.lock().segments.empty_count() < empty)
             }
             _ => Ok(false),
         }
@@ -223,7 +223,8 @@ impl Inner {
         let mut state = self.state.lock();
         state.bytes_since_checkpoint = state.bytes_since_checkpoint.saturating_sub(bytes);
         state.records_since_checkpoint = state.records_since_checkpoint.saturating_sub(records);
-        state.segments.free_behind(position.at.generation, &named);
+        let freed = state.segments.free_behind(position.at.generation, &named);
+        state.gain += i64::from(freed) * i64::from(state.segments.division.blocks());
         drop(state);
         self.counters.checkpoints.fetch_add(1, Relaxed);
         self.room.notify_waiters();

@@ -31,10 +31,14 @@ fn resealed(disk: &Disk, change: impl FnOnce(&mut [u8])) {
 fn everything_foreign_is_refused_by_name() {
     let disk = formatted();
     let options = disk.options();
-    let other = |cluster: &str, node: &str| Options { cluster: cluster.into(), node: node.into(), ..options.clone() };
+    let other =
+        |cluster: &str, node: &str| Options { cluster: cluster.into(), node: node.into(), ..options.clone() };
     assert!(matches!(superblock_error(&disk, other("else", "node")), SuperblockError::ForeignCluster { .. }));
     assert!(matches!(superblock_error(&disk, other("cluster", "n2")), SuperblockError::ForeignNode { .. }));
-    assert!(matches!(superblock_error(&disk, other("", "node")), SuperblockError::Name { field: "cluster", .. }));
+    assert!(matches!(
+        superblock_error(&disk, other("", "node")),
+        SuperblockError::Name { field: "cluster", .. }
+    ));
     resealed(&disk, |block| block[10] = 9);
     run(async { drop(disk.open(disk.device(None, None)).await) });
     resealed(&disk, |block| block[16] = 4);
@@ -42,8 +46,11 @@ fn everything_foreign_is_refused_by_name() {
     resealed(&disk, |block| block[8] = 2);
     assert_eq!(superblock_error(&disk, options.clone()), SuperblockError::Version { major: 2, minor: 9 });
     let file = std::fs::read(disk.path()).unwrap();
-    std::fs::write(disk.path(), [b"not ours".repeat(512), file[4096..file.len() - 4096].to_vec(), vec![0; 4096]].concat())
-        .unwrap();
+    std::fs::write(
+        disk.path(),
+        [b"not ours".repeat(512), file[4096..file.len() - 4096].to_vec(), vec![0; 4096]].concat(),
+    )
+    .unwrap();
     let before = std::fs::read(disk.path()).unwrap();
     assert_eq!(superblock_error(&disk, options), SuperblockError::NotOurs);
     assert!(std::fs::read(disk.path()).unwrap() == before, "a refused device is left as it is");
@@ -66,6 +73,9 @@ fn impossible_options_are_refused_before_anything_is_written() {
     assert_eq!(refused(disk.options()), "device");
     assert_eq!(refused(Options { payload_bytes_max: 5000, ..disk.options() }), "payload_bytes_max");
     assert_eq!(refused(Options { segment_bytes: Some(3 << 20), ..disk.options() }), "segment_bytes");
-    assert_eq!(refused(Options { checkpoint_records: 0, ..disk.options() }), "checkpoint_bytes, checkpoint_records");
+    assert_eq!(
+        refused(Options { checkpoint_records: 0, ..disk.options() }),
+        "checkpoint_bytes, checkpoint_records"
+    );
     assert!(std::fs::read(disk.path()).unwrap().iter().all(|byte| *byte == 0));
 }

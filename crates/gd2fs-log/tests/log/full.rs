@@ -25,7 +25,10 @@ fn a_full_log_says_so_before_it_writes_and_release_makes_room() {
             }
             assert!(version < 100, "eight segments do not hold so much");
         };
-        assert!(matches!(full, LogError::NoSpace { .. }) && full.is_retryable() && full.has_no_side_effects(), "{full}");
+        assert!(
+            matches!(full, LogError::NoSpace { .. }) && full.is_retryable() && full.has_no_side_effects(),
+            "{full}"
+        );
         let before = log.stats().appended_bytes;
         assert!(version > 40, "two segments are reserved, not more: {version}");
         let again = shelf.put(&log, &Content::whole(key(version), version, 28 << 10)).await;
@@ -37,7 +40,10 @@ fn a_full_log_says_so_before_it_writes_and_release_makes_room() {
         }
         for more in 1..=8 {
             let version = version + 1 + more;
-            shelf.put(&log, &Content::whole(key(version), version, 28 << 10)).await.expect("there is room again");
+            shelf
+                .put(&log, &Content::whole(key(version), version, 28 << 10))
+                .await
+                .expect("there is room again");
         }
         assert!(log.stats().reclaimed_bytes > 0 && log.stats().checkpoints > 0);
         log.close().await;
@@ -50,7 +56,8 @@ fn reclaim_moves_what_lives_while_it_is_read() {
     run(async {
         let (log, shelf, _) = disk.shelf(disk.device(None, None)).await;
         // Cold chunks, spread over all segments by what is written and replaced between them.
-        let cold: Vec<Content> = (0..20).map(|chunk| Content::whole(key(chunk), chunk + 1, 16 << 10)).collect();
+        let cold: Vec<Content> =
+            (0..20).map(|chunk| Content::whole(key(chunk), chunk + 1, 16 << 10)).collect();
         let mut version = 100;
         for content in &cold {
             shelf.put(&log, content).await.unwrap();
@@ -61,7 +68,8 @@ fn reclaim_moves_what_lives_while_it_is_read() {
         }
         let done = Arc::new(AtomicBool::new(false));
         let reader = {
-            let (log, shelf, done, cold) = (Arc::clone(&log), Arc::clone(&shelf), Arc::clone(&done), cold.clone());
+            let (log, shelf, done, cold) =
+                (Arc::clone(&log), Arc::clone(&shelf), Arc::clone(&done), cold.clone());
             tokio::spawn(async move {
                 let mut reads = 0u64;
                 while !done.load(Ordering::Relaxed) || reads < 100 {
@@ -70,7 +78,9 @@ fn reclaim_moves_what_lives_while_it_is_read() {
                     match shelf.read(&log, &entry).await {
                         Ok(payload) => assert!(content.matches(&entry, &payload), "{entry:?}"),
                         // It was moved, and its segment reused, between the look and the read.
-                        Err(LogError::Gone(place)) => assert_ne!(shelf.state.lock().chunks[&content.key].place, place),
+                        Err(LogError::Gone(place)) => {
+                            assert_ne!(shelf.state.lock().chunks[&content.key].place, place)
+                        }
                         Err(error) => panic!("{error}"),
                     }
                     reads += 1;
@@ -89,7 +99,11 @@ fn reclaim_moves_what_lives_while_it_is_read() {
         drop((log, shelf));
         let (log, shelf, recovered) = disk.shelf(disk.device(None, None)).await;
         for content in &cold {
-            let entry = recovered.chunks.iter().find(|entry| entry.key == content.key).expect("it was moved, not lost");
+            let entry = recovered
+                .chunks
+                .iter()
+                .find(|entry| entry.key == content.key)
+                .expect("it was moved, not lost");
             assert!(content.matches(entry, &shelf.read(&log, entry).await.unwrap()));
         }
         log.close().await;

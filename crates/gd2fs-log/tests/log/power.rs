@@ -72,7 +72,7 @@ impl Model {
 
     /// Compares what was recovered, then takes it for the truth from here on.
     fn check(&mut self, recovered: &Recovered, seed: u64) {
-        let excused = recovered.given_up_before.is_some();
+        let excused = recovered.given_up;
         let found: HashMap<Key, _> = recovered.chunks.iter().map(|entry| (entry.key, entry)).collect();
         assert_eq!(found.len(), recovered.chunks.len(), "seed {seed}: a chunk was found twice");
         for key in keys() {
@@ -80,9 +80,10 @@ impl Model {
                 (get(&self.acked, &key), get(&self.void, &key), get(&self.tried, &key));
             let possible = self.possible.entry(key).or_default();
             let lapsed = self.lapsed.entry(key).or_default();
-            let &Recovered { from_checkpoint, scanned_records, dropped_records, given_up_before, .. } = recovered;
-            let report = (from_checkpoint, scanned_records, dropped_records, given_up_before);
-            let context = format!("seed {seed}: {key:?}, acknowledged {acked}, void {void}, tried {tried}, {report:?}");
+            let &Recovered { from_checkpoint, scanned_records, dropped_records, given_up, .. } = recovered;
+            let report = (from_checkpoint, scanned_records, dropped_records, given_up);
+            let context =
+                format!("seed {seed}: {key:?}, acknowledged {acked}, void {void}, tried {tried}, {report:?}");
             match found.get(&key) {
                 Some(entry) => {
                     let version = entry.version;
@@ -132,7 +133,8 @@ impl Model {
         for (column, possible) in &mut self.columns {
             let (acked, tried) = (get(&self.columns_acked, column), get(&self.columns_tried, column));
             let report = (recovered.from_checkpoint, recovered.scanned_records, recovered.dropped_records);
-            let context = format!("seed {seed}: column {column:?}, acknowledged {acked}, tried {tried}, {report:?}");
+            let context =
+                format!("seed {seed}: column {column:?}, acknowledged {acked}, tried {tried}, {report:?}");
             match found.get(column) {
                 Some(entry) => {
                     assert_eq!(
@@ -205,7 +207,10 @@ impl Life {
             }
             17 | 18 => {
                 let mut model = self.model.lock();
-                self.shelf.evict(&key).into_iter().for_each(|version| raise(&mut model.evicted, key, version));
+                self.shelf
+                    .evict(&key)
+                    .into_iter()
+                    .for_each(|version| raise(&mut model.evicted, key, version));
             }
             _ => {}
         }
@@ -235,7 +240,10 @@ impl Life {
                     // As the layer above does: something has to go.
                     let victims: Vec<Key> = shelf.state.lock().chunks.keys().copied().take(3).collect();
                     for key in victims {
-                        shelf.evict(&key).into_iter().for_each(|version| raise(&mut model.evicted, key, version));
+                        shelf
+                            .evict(&key)
+                            .into_iter()
+                            .for_each(|version| raise(&mut model.evicted, key, version));
                     }
                 }
                 Err(_) => {}
@@ -320,7 +328,11 @@ struct Totals {
 async fn torture(seed: u64, totals: &mut Totals) {
     let mut dice = Dice(seed);
     let large = dice.below(8) == 0;
-    let mut disk = if large { Disk::new(9, 2 << 20, 1 << 20) } else { Disk::new(6 + dice.below(3), 256 << 10, 128 << 10) };
+    let mut disk = if large {
+        Disk::new(9, 2 << 20, 1 << 20)
+    } else {
+        Disk::new(6 + dice.below(3), 256 << 10, 128 << 10)
+    };
     disk.checkpoint_records = 8 + dice.below(60);
     let model = Arc::new(Mutex::new(Model::default()));
     for life in 0..5 {

@@ -5,7 +5,8 @@ use std::sync::{Arc, Weak};
 
 use gd2fs_device::Buffer;
 use gd2fs_log::{
-    ChunkEntry, ColumnEntry, ColumnState, Entries, Key, Log, LogError, Note, Owner, Place, Recovered, Snapshot, cover,
+    ChunkEntry, ColumnEntry, ColumnState, Entries, Key, Log, LogError, Note, Owner, Place, Recovered,
+    Snapshot, cover,
 };
 use gd2fs_wire::sums::{PIECE_BYTES, Run, crc32c};
 use parking_lot::Mutex;

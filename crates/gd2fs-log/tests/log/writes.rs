@@ -76,7 +76,10 @@ fn a_failed_sync_is_the_end_of_writing() {
         assert!(matches!(log.note(Note::Forget { key: key(2), version: 3 }).await, Err(LogError::Failed(_))));
         assert!(matches!(log.sync().await, Err(LogError::Failed(_))) && log.failed().is_some());
         let entry = shelf.state.lock().chunks[&key(1)].clone();
-        assert!(content.matches(&entry, &shelf.read(&log, &entry).await.unwrap()), "what is there can be read");
+        assert!(
+            content.matches(&entry, &shelf.read(&log, &entry).await.unwrap()),
+            "what is there can be read"
+        );
     });
 }
 
