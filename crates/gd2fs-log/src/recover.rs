@@ -253,8 +253,7 @@ impl Last {
 /// Applies, in order, what the checkpoint and the scan say, up to the log's end.
 fn resolve(checkpoint: Checkpoint, scan: &Scan, end: Option<Position>) -> Recovered {
     let damage = scan.missing.iter().filter(|(at, _)| end.is_none_or(|end| *at < end));
-    let given_up_before =
-        damage.clone().filter(|(_, what)| matches!(what, Missing::Unknown)).map(|(at, _)| *at).max();
+    let given_up = damage.clone().any(|(_, what)| matches!(what, Missing::Unknown));
     let mut columns: HashMap<(u128, u32), ColumnEntry> = HashMap::new();
     let mut chunks: HashMap<Key, Last> = HashMap::new();
     let mut deleted: HashMap<(u128, u32), u64> = HashMap::new();
