@@ -25,6 +25,8 @@ mod segment;
 mod state;
 mod superblock;
 mod upkeep;
+#[cfg(test)]
+mod vectors;
 
 pub use entry::{ChunkEntry, ColumnEntry, ColumnState, Key, Note, Snapshot, cover};
 pub use error::{LogError, Result};

@@ -225,7 +225,7 @@ impl Log {
     /// `Checkpoint`; `Failed`; `NoSpace`; `Closed` before [`Log::start`] or without owner.
     pub async fn checkpoint(&self) -> Result<()> {
         let inner = Arc::clone(&self.inner);
-        let made = self.inner.runtime.spawn(async move { inner.checkpoint().await });
+        let made = self.inner.runtime.spawn(async move { inner.checkpoint().await.map(|_| ()) });
         // A checkpoint that panicked was reported by the panic's hook.
         made.await.unwrap_or(Err(LogError::Closed))
     }

@@ -105,10 +105,7 @@ impl Inner {
                 let _upkeep = self.upkeep.lock().await;
                 self.move_all(records).await
             }
-            _ if empty > 0 => {
-                self.checkpoint().await?;
-                Ok(self.state.lock().segments.empty_count() < empty)
-            }
+            _ if empty > 0 => Ok(self.checkpoint().await? > 0),
             _ => Ok(false),
         }
     }
@@ -179,8 +176,8 @@ impl Inner {
         }
     }
 
-    /// Writes a checkpoint and frees the segments that nothing needs once it is durable.
-    pub async fn checkpoint(self: &Arc<Self>) -> Result<()> {
+    /// Writes a checkpoint and frees the segments that nothing needs once it is durable. Gives their number.
+    pub async fn checkpoint(self: &Arc<Self>) -> Result<u32> {
         let _upkeep = self.upkeep.lock().await;
         let Some(owner) = self.owner() else { return Err(LogError::Closed) };
         // The position first, the entries after it: what is missing in them was gone, or comes behind the position.
@@ -228,7 +225,7 @@ impl Inner {
         drop(state);
         self.counters.checkpoints.fetch_add(1, Relaxed);
         self.room.notify_waiters();
-        Ok(())
+        Ok(freed)
     }
 
     fn file_result<T>(&self, joined: Result<std::io::Result<T>, tokio::task::JoinError>) -> Result<T> {

@@ -38,7 +38,7 @@ fn filled(checkpoint: bool) -> (Disk, BTreeMap<u64, Content>) {
 /// Opens, and checks that every chunk is missing or as it was last.
 fn reopened(disk: &Disk, contents: &BTreeMap<u64, Content>) -> Recovered {
     run(async {
-        let (log, shelf, recovered) = disk.shelf(disk.device(None, None)).await;
+        let (log, shelf, recovered) = disk.look().await;
         for entry in &recovered.chunks {
             let content = &contents[&entry.key.chunk];
             assert_eq!(entry.version, content.version, "an older version took the place of a damaged one");

@@ -97,7 +97,7 @@ fn reclaim_moves_what_lives_while_it_is_read() {
         assert!(shelf.state.lock().moved > 0 && log.stats().reclaimed_bytes > 0, "{:?}", log.stats());
         log.close().await;
         drop((log, shelf));
-        let (log, shelf, recovered) = disk.shelf(disk.device(None, None)).await;
+        let (log, shelf, recovered) = disk.look().await;
         for content in &cold {
             let entry = recovered
                 .chunks

@@ -72,6 +72,14 @@ impl Disk {
         tokio::time::timeout(PATIENCE, Log::open(device, self.options())).await.expect("in time").unwrap()
     }
 
+    /// Opens for looking only: places stay what they are.
+    pub async fn look(&self) -> (Arc<Log>, Arc<Shelf>, Recovered) {
+        let (log, recovered) = self.open(self.device(None, None)).await;
+        let log = Arc::new(log);
+        let shelf = Shelf::new(&log, &recovered);
+        (log, shelf, recovered)
+    }
+
     /// Opens with an owner that takes over all that was recovered.
     pub async fn shelf(&self, device: Arc<Device>) -> (Arc<Log>, Arc<Shelf>, Recovered) {
         let (log, recovered) = self.open(device).await;

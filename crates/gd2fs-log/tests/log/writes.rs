@@ -36,7 +36,7 @@ fn a_write_that_fails_goes_to_another_segment_with_all_behind_it() {
             log.sync().await.unwrap();
             log.close().await;
             drop((log, shelf));
-            let (log, shelf, recovered) = disk.shelf(disk.device(None, None)).await;
+            let (log, shelf, recovered) = disk.look().await;
             assert_eq!((recovered.chunks.len(), recovered.damaged_records), (12, 0));
             for entry in &recovered.chunks {
                 let content = &contents[entry.key.chunk as usize - 1];
@@ -92,13 +92,18 @@ fn reclaim_spreads_no_damage() {
         let place = shelf.state.lock().chunks[&key(1)].place;
         let file = std::fs::OpenOptions::new().write(true).open(disk.path()).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, b"damage", place.offset + 9000).unwrap();
-        for version in 2..150 {
-            shelf.put(&log, &Content::whole(key(2 + version % 3), version, 24 << 10)).await.unwrap();
+        // Other chunks that stay, spread over all segments, leave reclaim nothing but to move what lives.
+        for version in 2..20 {
+            shelf.put(&log, &Content::whole(key(version), version, 16 << 10)).await.unwrap();
+            shelf.put(&log, &Content::whole(key(100), 100 + version, 60 << 10)).await.unwrap();
+        }
+        for version in 200..260 {
+            shelf.put(&log, &Content::whole(key(100), version, 60 << 10)).await.unwrap();
         }
         assert_eq!(shelf.state.lock().damaged, [key(1)]);
         log.close().await;
         drop((log, shelf));
         let recovered = disk.open(disk.device(None, None)).await.1;
-        assert_eq!((recovered.chunks.len(), recovered.damaged_records), (3, 0));
+        assert_eq!((recovered.chunks.len(), recovered.damaged_records), (19, 0));
     });
 }
