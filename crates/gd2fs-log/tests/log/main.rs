@@ -91,7 +91,7 @@ impl Disk {
 
     pub async fn refused(&self, options: Options) -> LogError {
         let opened = Log::open(self.device(None, None), options).await;
-        opened.err().expect("it must be refused")
+        opened.expect_err("it must be refused")
     }
 
     /// Changes bytes of the device's file.

@@ -92,6 +92,10 @@ fn reclaim_spreads_no_damage() {
         let place = shelf.state.lock().chunks[&key(1)].place;
         let file = std::fs::OpenOptions::new().write(true).open(disk.path()).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, b"damage", place.offset + 9000).unwrap();
+        // Alone in its segment, so that reclaim takes it first.
+        for version in 2..6 {
+            shelf.put(&log, &Content::whole(key(100), version, 60 << 10)).await.unwrap();
+        }
         // Other chunks that stay, spread over all segments, leave reclaim nothing but to move what lives.
         for version in 2..20 {
             shelf.put(&log, &Content::whole(key(version), version, 16 << 10)).await.unwrap();
