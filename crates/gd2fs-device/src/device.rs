@@ -54,9 +54,8 @@ impl Device {
     }
 
     fn over(path: &Path, opened: Opened, options: &Options) -> Result<Device> {
-        let file = Arc::new(opened.file);
-        let engine = engine::build(&file, path, options)?;
-        Ok(Device { queue: Queue::new(path, opened.bytes, file, engine, options), direct: opened.direct })
+        let engine = engine::build(&Arc::new(opened.file), path, options)?;
+        Ok(Device { queue: Queue::new(path, opened.bytes, engine, options), direct: opened.direct })
     }
 
     /// The path it was opened by.

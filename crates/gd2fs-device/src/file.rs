@@ -12,9 +12,9 @@ use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
 use crate::pool::call;
 use crate::{BLOCK, Buffer, Error, Kind, Result};
 
-/// The kernel takes an io_uring down, and with it the lock, some milliseconds after the process that was killed: a node that
-/// is restarted at once waits so long before it says that another one runs.
-const LOCK_WAIT: Duration = Duration::from_secs(1);
+/// The kernel takes an io_uring down, and with it the hold on its file, some milliseconds after a process was killed: a node
+/// that is restarted at once waits so long before it says that another one runs.
+const BUSY_WAIT: Duration = Duration::from_secs(1);
 
 /// A locked file or block device.
 pub(crate) struct Opened {
@@ -78,7 +78,8 @@ fn look(path: &Path) -> Result<Option<bool>> {
 }
 
 fn open_file(path: &Path, how: &mut OpenOptions, flags: i32, direct: bool) -> Result<(File, bool)> {
-    let mut open = |flags| how.custom_flags(flags).open(path);
+    let busy = |error: &io::Error| error.raw_os_error() == Some(libc::EBUSY);
+    let mut open = |flags| patiently(|| how.custom_flags(flags).open(path), busy);
     if direct {
         match open(flags | libc::O_DIRECT) {
             Ok(file) => return Ok((file, true)),
@@ -94,15 +95,20 @@ fn open_file(path: &Path, how: &mut OpenOptions, flags: i32, direct: bool) -> Re
 }
 
 fn lock(path: &Path, file: &File) -> Result<()> {
+    let locked = patiently(|| file.try_lock(), |error| matches!(error, TryLockError::WouldBlock));
+    locked.map_err(|error| match error {
+        TryLockError::WouldBlock => Error::Locked { path: path.to_path_buf() },
+        TryLockError::Error(error) => refused(path, "lock", error),
+    })
+}
+
+/// Tries again for [`BUSY_WAIT`] while somebody else seems to hold the device.
+fn patiently<T, E>(mut attempt: impl FnMut() -> Result<T, E>, busy: impl Fn(&E) -> bool) -> Result<T, E> {
     let begun = Instant::now();
     loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(()),
-            Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_WAIT => {
-                std::thread::sleep(LOCK_WAIT / 100)
-            }
-            Err(TryLockError::WouldBlock) => return Err(Error::Locked { path: path.to_path_buf() }),
-            Err(TryLockError::Error(error)) => return Err(refused(path, "lock", error)),
+        match attempt() {
+            Err(error) if busy(&error) && begun.elapsed() < BUSY_WAIT => std::thread::sleep(BUSY_WAIT / 100),
+            result => return result,
         }
     }
 }

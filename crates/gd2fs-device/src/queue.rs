@@ -1,7 +1,6 @@
 //! What waits for a device and what is under way on it.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::vec;
@@ -16,7 +15,6 @@ pub(crate) struct Queue {
     pub path: Arc<Path>,
     pub bytes: u64,
     pub engine: Box<dyn Engine>,
-    file: Arc<File>,
     depth: usize,
     waiting_max: usize,
     state: Mutex<State>,
@@ -32,25 +30,10 @@ struct State {
 }
 
 impl Queue {
-    pub fn new(
-        path: &Path,
-        bytes: u64,
-        file: Arc<File>,
-        engine: Box<dyn Engine>,
-        options: &Options,
-    ) -> Arc<Queue> {
+    pub fn new(path: &Path, bytes: u64, engine: Box<dyn Engine>, options: &Options) -> Arc<Queue> {
         let (depth, waiting_max) = (options.depth as usize, options.waiting_max);
         let state = Mutex::default();
-        Arc::new(Queue {
-            path: path.into(),
-            bytes,
-            engine,
-            file,
-            depth,
-            waiting_max,
-            state,
-            idle: Condvar::new(),
-        })
+        Arc::new(Queue { path: path.into(), bytes, engine, depth, waiting_max, state, idle: Condvar::new() })
     }
 
     /// Takes `op` in, or tells `done` at once why not.
@@ -97,8 +80,7 @@ impl Queue {
         }
     }
 
-    /// Waits until nothing is under way, then for the engine's threads, and unlocks the file. Not to be called on one of
-    /// those threads.
+    /// Waits until nothing is under way, then for the engine's threads. Not to be called on one of them.
     pub fn drain(&self) {
         let mut state = self.state.lock();
         while state.under_way > 0 {
@@ -106,10 +88,6 @@ impl Queue {
         }
         drop(state);
         self.engine.stop();
-        // Not left to closing: a ring lets go of its files only some time after it is gone.
-        if let Err(error) = self.file.unlock() {
-            tracing::warn!("{}: could not be unlocked: {error}", self.path.display());
-        }
     }
 
     fn fill(self: &Arc<Self>) {

@@ -204,11 +204,15 @@ impl Ring {
             }
             if !self.wake_armed && self.free.len() == self.places.len() {
                 // Stopping, and nothing of ours is in the kernel, not even the wake-up's counter.
-                return;
+                break;
             }
             self.enter();
             self.shared.asleep.store(false, SeqCst);
             self.reap();
+        }
+        // A ring is taken down some time after it is closed; the file, and the hold on its device, must not wait for that.
+        if let Err(error) = self.ring.submitter().unregister_files() {
+            tracing::warn!("an io_uring keeps its file for a while: {error}");
         }
     }
 

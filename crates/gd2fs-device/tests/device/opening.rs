@@ -3,7 +3,9 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::process::Command;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use gd2fs_device::{BLOCK, Device, EngineKind, Error, Options, probe};
 
@@ -42,6 +44,68 @@ fn direct_io_is_used_where_the_file_system_has_it() {
     let (home, device) = device(MIB, &Options::default());
     let plain = fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(home.path().join("log"));
     assert_eq!(device.is_direct(), plain.is_ok());
+}
+
+#[test]
+fn a_device_that_is_just_let_go_of_is_waited_for() {
+    let (home, device) = device(MIB, &Options::default());
+    let begun = Instant::now();
+    let hold = Duration::from_millis(200);
+    let holder = thread::spawn(move || {
+        thread::sleep(hold);
+        drop(device);
+    });
+    Device::open(&home.path().join("log"), &Options::default()).unwrap();
+    assert!(begun.elapsed() >= hold);
+    holder.join().unwrap();
+}
+
+/// A block device over a file; let go of when dropped.
+struct Loop(String);
+
+impl Loop {
+    fn over(file: &Path) -> Option<Loop> {
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+        made.status.success().then(|| Loop(String::from_utf8(made.stdout).unwrap().trim().into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn a_block_device_is_taken_whole_and_alone() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("disk");
+    File::create(&file).unwrap().set_len(2 * MIB as u64).unwrap();
+    let Some(disk) = Loop::over(&file) else {
+        eprintln!("SKIPPED: a loop device needs root and losetup");
+        return;
+    };
+    let path = Path::new(&disk.0);
+    // One after the other, with no pause for the kernel to take the last one's ring down.
+    for (round, engine) in [EngineKind::Auto, EngineKind::Auto, EngineKind::Pool].into_iter().enumerate() {
+        let begun = Instant::now();
+        let device = Device::create(path, MIB as u64, &on(engine)).unwrap();
+        assert!(begun.elapsed() < Duration::from_millis(500), "nobody holds it");
+        assert_eq!((device.bytes(), device.is_direct()), (2 * MIB as u64, true));
+        device.write_at(MIB as u64, &filled(BLOCK, round as u8 + 1)).unwrap();
+        device.sync().unwrap();
+        assert_eq!(read(&device, MIB, BLOCK), [round as u8 + 1; BLOCK]);
+        if round == 0 {
+            // A claim of the disk itself, as a mount makes, and another node.
+            let message = message(Device::open(path, &on(engine)));
+            assert!(message.contains("unmount the block device"), "{message}");
+        }
+    }
+    let message = message(Device::create(path, 4 * MIB as u64, &Options::default()));
+    assert!(
+        message.contains("the block device has 2097152 bytes, not 4194304; ask for a smaller"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -89,7 +153,7 @@ fn missing_rights_are_told() {
     let (home, device) = device(MIB, &Options::default());
     let path = home.path().join("log");
     drop(device);
-    fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
     // For root rights do not count: on a thread of its own it steps down to nobody.
     let message = thread::spawn(move || {
         // SAFETY: changes only with whose rights this thread, which ends here, uses files.
