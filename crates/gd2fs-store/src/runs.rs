@@ -1,16 +1,9 @@
 //! Which bytes of a chunk are valid, and their sums. Pure arithmetic: the bytes themselves are asked for by callback.
 
+pub use gd2fs_wire::sums::Run;
 use gd2fs_wire::sums::{self, PIECE_BYTES};
 
 const PIECE: u32 = PIECE_BYTES as u32;
-
-/// Valid bytes `[start, end)` of a chunk, inside one 32 KiB piece, with their CRC-32C.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    pub start: u32,
-    pub end: u32,
-    pub crc: u32,
-}
 
 /// Sorted runs. Neighbours inside a piece are always merged, so every piece of a filled chunk is one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

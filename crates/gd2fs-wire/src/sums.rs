@@ -11,6 +11,14 @@ use crate::fold;
 /// Pieces are split at multiples of this many bytes of the *file*, whatever the request's own offset is.
 pub const PIECE_BYTES: u64 = 32 << 10;
 
+/// Valid bytes `[start, end)` of a chunk, inside one 32 KiB piece, with their CRC-32C.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub start: u32,
+    pub end: u32,
+    pub crc: u32,
+}
+
 pub fn crc32c(data: &[u8]) -> u32 {
     !fold::sum(fold::START, data)
 }

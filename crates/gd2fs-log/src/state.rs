@@ -1,0 +1,299 @@
+//! The append point and what is in flight behind it: everything that one lock guards.
+
+use std::collections::VecDeque;
+
+use gd2fs_device::BLOCK;
+use tokio::sync::oneshot;
+
+use crate::entry::{Key, Note};
+use crate::error::{LogError, Result};
+use crate::position::{Mark, Position};
+use crate::record::{Known, SEGMENT_HEADER_BLOCKS, SegmentHeader, SegmentId};
+use crate::segment::{Live, Segments};
+
+/// Records in flight at once; what is appended beyond waits. It keeps the device's queue (64 calls) full several times over,
+/// and bounds how much has to be written again when a write fails.
+pub(crate) const IN_FLIGHT_MAX: usize = 256;
+
+/// Free segments that snapshots leave to notes and reclaim. Reclaim needs one to move a segment's records before that
+/// segment is free, so notes leave it that one; they have one more, since deletions make room in a full log.
+pub(crate) const RESERVED: u32 = 2;
+
+/// On whose behalf something is appended: how far it may use up free segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    Snapshot,
+    Note,
+    Reclaim,
+}
+
+impl Class {
+    fn leaves(self) -> u32 {
+        match self {
+            Class::Snapshot => RESERVED,
+            Class::Note => 1,
+            Class::Reclaim => 0,
+        }
+    }
+}
+
+/// How a write that was in flight ended, as its waiter learns it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Written,
+    /// The device failed this write or one before it; nothing of it counts.
+    Failed(String),
+}
+
+/// What the owner is told when a snapshot is written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    pub live: Live,
+    /// Where reclaim took it from.
+    pub from: Option<crate::Place>,
+}
+
+pub(crate) struct Flight {
+    pub order: u64,
+    /// What is complete once this and all before it are.
+    pub end: Mark,
+    pub settled: Option<Result<(), String>>,
+    pub told: Option<Told>,
+    /// None for a segment's header, for which nobody waits.
+    pub waiter: Option<oneshot::Sender<Outcome>>,
+}
+
+/// A place for a record, at the append point.
+pub(crate) struct Slot {
+    pub order: u64,
+    pub at: Position,
+    pub segment: SegmentId,
+    pub offset: u64,
+    pub known: Known,
+    /// The header to be written first, if the record opened its segment, with its order and offset.
+    pub opened: Option<(u64, u64, SegmentHeader)>,
+    pub outcome: oneshot::Receiver<Outcome>,
+}
+
+pub(crate) enum Admission {
+    Now(Box<Slot>),
+    /// There may be room later.
+    Wait,
+    /// There is none until the owner releases something.
+    Full,
+    Superseded,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Open {
+    pub segment: u32,
+    pub id: SegmentId,
+    pub block: u32,
+}
+
+/// What an append asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    pub class: Class,
+    pub blocks: u32,
+    /// The record of a snapshot that is void if a note that was begun later says so.
+    pub snapshot: Option<(Key, u64)>,
+    /// Number of the append's beginning, see [`State::begin`].
+    pub begun: u64,
+    pub from: Option<crate::Place>,
+}
+
+pub(crate) struct State {
+    pub segments: Segments,
+    pub open: Option<Open>,
+    /// Where the next record stands.
+    pub tail: Position,
+    pub generation_next: u64,
+    pub in_flight: VecDeque<Flight>,
+    pub order_next: u64,
+    /// Order of the last write that is complete together with all before it.
+    pub completed_order: u64,
+    pub completed: Mark,
+    pub durable_order: u64,
+    pub durable: Position,
+    pub floor: Position,
+    /// A write has failed: nothing is admitted until all that is in flight has ended.
+    pub breaking: bool,
+    pub draining: bool,
+    /// Reclaim can make no room until something is released.
+    pub exhausted: bool,
+    /// A checkpoint waits for the notes that its entries have obeyed.
+    pub checkpointing: bool,
+    pub failed: Option<String>,
+    pub closed: bool,
+    pub version_max: u64,
+    /// Appends that have begun and have no place yet, oldest first.
+    begun: VecDeque<u64>,
+    begun_next: u64,
+    /// Notes that were begun while older appends had no place yet.
+    voids: VecDeque<(u64, Note)>,
+    /// Blocks that upkeep has freed, less those that it has used up itself.
+    pub gain: i64,
+    pub bytes_since_checkpoint: u64,
+    pub records_since_checkpoint: u64,
+}
+
+impl State {
+    pub fn new(segments: Segments) -> State {
+        State {
+            segments,
+            open: None,
+            tail: Position::default(),
+            generation_next: 1,
+            in_flight: VecDeque::new(),
+            order_next: 1,
+            completed_order: 0,
+            completed: Mark::default(),
+            durable_order: 0,
+            durable: Position::default(),
+            floor: Position::default(),
+            breaking: false,
+            draining: false,
+            exhausted: true,
+            checkpointing: false,
+            failed: None,
+            closed: false,
+            version_max: 0,
+            begun: VecDeque::new(),
+            begun_next: 0,
+            voids: VecDeque::new(),
+            gain: 0,
+            bytes_since_checkpoint: 0,
+            records_since_checkpoint: 0,
+        }
+    }
+
+    /// # Errors
+    /// `Failed`.
+    pub fn check(&self) -> Result<()> {
+        self.failed.as_ref().map_or(Ok(()), |why| Err(LogError::Failed(why.clone())))
+    }
+
+    /// An append waits for room from here on. Whatever a later note makes void will not be appended behind that note, where
+    /// a recovery from a checkpoint between both would take it for the newer.
+    pub fn begin(&mut self) -> u64 {
+        self.begun_next += 1;
+        self.begun.push_back(self.begun_next);
+        self.begun_next
+    }
+
+    /// The append has its place, or has given up.
+    pub fn end(&mut self, begun: u64) {
+        self.begun.retain(|other| *other != begun);
+        let oldest = self.begun.front().copied().unwrap_or(u64::MAX);
+        while self.voids.front().is_some_and(|(at, _)| *at < oldest) {
+            self.voids.pop_front();
+        }
+    }
+
+    /// A note is on its way: older appends that have no place yet must obey it.
+    pub fn announce(&mut self, note: Note) {
+        self.version_max = self.version_max.max(note.version());
+        if !self.begun.is_empty() {
+            self.voids.push_back((self.begun_next, note));
+        }
+    }
+
+    pub fn admit(&mut self, ask: &Ask, id: impl FnOnce() -> SegmentId) -> Admission {
+        if let Some((key, version)) = ask.snapshot {
+            let voided = self.voids.iter().any(|(at, note)| *at >= ask.begun && note.voids(&key, version));
+            let released = ask.from.is_some_and(|from| !self.segments.is_live(&from));
+            if voided || released {
+                return Admission::Superseded;
+            }
+        }
+        if self.breaking || self.in_flight.len() >= IN_FLIGHT_MAX {
+            return Admission::Wait;
+        }
+        let fits = self.open.is_some_and(|open| open.block + ask.blocks <= self.segments.division.blocks());
+        let free = self.segments.free_count();
+        // Once reclaim works with what is reserved for it, the room that it has opened is its own.
+        let urgent = ask.class == Class::Reclaim || (ask.class == Class::Note && self.checkpointing);
+        let leaves = if urgent { 0 } else { ask.class.leaves() };
+        if !(if fits { free >= leaves } else { free > leaves }) {
+            // Reclaim, and what a checkpoint waits for, do not wait for room: nobody else makes it.
+            let over = self.exhausted || urgent;
+            return if over { Admission::Full } else { Admission::Wait };
+        }
+        let before = self.open.map_or(0, |open| self.segments.division.blocks() - open.block);
+        let opened = if fits { None } else { self.open_segment(id()) };
+        if ask.class == Class::Reclaim {
+            self.gain -= i64::from(ask.blocks + if fits { 0 } else { before });
+        }
+        Admission::Now(Box::new(self.take(ask, opened)))
+    }
+
+    fn open_segment(&mut self, id: SegmentId) -> Option<(u64, u64, SegmentHeader)> {
+        if let Some(open) = self.open.take() {
+            self.segments.close(open.segment);
+            // The segment that was closed may be one that reclaim can empty.
+            self.exhausted = false;
+        }
+        let generation = self.generation_next;
+        self.generation_next += 1;
+        let segment = self.segments.open(generation).expect("a free segment was counted");
+        let division = self.segments.division;
+        let offset = division.start(segment);
+        let header = SegmentHeader { id, generation, previous: self.tail, known: self.known() };
+        self.open = Some(Open { segment, id, block: SEGMENT_HEADER_BLOCKS });
+        self.tail = Position { generation, sequence: 0 };
+        let end = Mark { at: self.tail, offset: division.offset(segment, SEGMENT_HEADER_BLOCKS) };
+        let order = self.push(end, None);
+        Some((order, offset, header))
+    }
+
+    fn take(&mut self, ask: &Ask, opened: Option<(u64, u64, SegmentHeader)>) -> Slot {
+        let division = self.segments.division;
+        let open = self.open.as_mut().expect("a segment is open");
+        let (segment, id, offset) = (open.segment, open.id, division.offset(open.segment, open.block));
+        open.block += ask.blocks;
+        self.segments.use_blocks(segment, ask.blocks);
+        let at = self.tail;
+        self.tail.sequence += 1;
+        let bytes = u64::from(ask.blocks) * BLOCK as u64;
+        self.bytes_since_checkpoint += bytes;
+        self.records_since_checkpoint += 1;
+        if let Some((_, version)) = ask.snapshot {
+            self.version_max = self.version_max.max(version);
+        }
+        let (waiter, outcome) = oneshot::channel();
+        let order = self.push(Mark { at: self.tail, offset: offset + bytes }, Some(waiter));
+        Slot { order, at, segment: id, offset, known: self.known(), opened, outcome }
+    }
+
+    fn push(&mut self, end: Mark, waiter: Option<oneshot::Sender<Outcome>>) -> u64 {
+        let order = self.order_next;
+        self.order_next += 1;
+        self.in_flight.push_back(Flight { order, end, settled: None, told: None, waiter });
+        order
+    }
+
+    fn known(&self) -> Known {
+        Known { durable: self.durable, floor: self.floor }
+    }
+
+    pub fn flight(&mut self, order: u64) -> Option<&mut Flight> {
+        let first = self.in_flight.front()?.order;
+        self.in_flight.get_mut(usize::try_from(order.checked_sub(first)?).ok()?)
+    }
+
+    /// After a failed write, once nothing is in flight any more: the log goes on, in a new segment, where the last complete
+    /// record ends. Returns whom to tell, with why.
+    pub fn break_off(&mut self) -> Vec<(oneshot::Sender<Outcome>, String)> {
+        let why = self.in_flight.iter().find_map(|flight| flight.settled.clone()?.err()).unwrap_or_default();
+        let told =
+            self.in_flight.drain(..).filter_map(|flight| flight.waiter).map(|waiter| (waiter, why.clone()));
+        let told = told.collect();
+        if let Some(open) = self.open.take() {
+            self.segments.close(open.segment);
+        }
+        self.tail = self.completed.at;
+        self.breaking = false;
+        told
+    }
+}

@@ -1,0 +1,111 @@
+//! A full log: refused before anything is written, room by release, reclaim beside readers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use gd2fs_log::{Key, LogError, Note};
+
+use crate::shelf::Content;
+use crate::{Disk, run};
+
+fn key(chunk: u64) -> Key {
+    Key { file: 1, column: 0, chunk }
+}
+
+#[test]
+fn a_full_log_says_so_before_it_writes_and_release_makes_room() {
+    let disk = Disk::new(8, 256 << 10, 64 << 10);
+    run(async {
+        let (log, shelf, _) = disk.shelf(disk.device(None, None)).await;
+        let mut version = 0;
+        let full = loop {
+            version += 1;
+            if let Err(error) = shelf.put(&log, &Content::whole(key(version), version, 28 << 10)).await {
+                break error;
+            }
+            assert!(version < 100, "eight segments do not hold so much");
+        };
+        assert!(
+            matches!(full, LogError::NoSpace { .. }) && full.is_retryable() && full.has_no_side_effects(),
+            "{full}"
+        );
+        let before = log.stats().appended_bytes;
+        assert!(version > 40, "two segments are reserved, not more: {version}");
+        let again = shelf.put(&log, &Content::whole(key(version), version, 28 << 10)).await;
+        assert!(matches!(again, Err(LogError::NoSpace { .. })));
+        assert_eq!(log.stats().appended_bytes, before, "nothing was written");
+        shelf.note(&log, Note::Forget { key: key(1), version: version + 1 }).await.expect("a note has room");
+        for chunk in (2..version).filter(|chunk| chunk % 3 == 0) {
+            shelf.evict(&key(chunk));
+        }
+        for more in 1..=8 {
+            let version = version + 1 + more;
+            shelf
+                .put(&log, &Content::whole(key(version), version, 28 << 10))
+                .await
+                .expect("there is room again");
+        }
+        assert!(log.stats().reclaimed_bytes > 0 && log.stats().checkpoints > 0);
+        log.close().await;
+    });
+}
+
+#[test]
+fn reclaim_moves_what_lives_while_it_is_read() {
+    let disk = Disk::new(10, 256 << 10, 64 << 10);
+    run(async {
+        let (log, shelf, _) = disk.shelf(disk.device(None, None)).await;
+        // Cold chunks, spread over all segments by what is written and replaced between them.
+        let cold: Vec<Content> =
+            (0..20).map(|chunk| Content::whole(key(chunk), chunk + 1, 16 << 10)).collect();
+        let mut version = 100;
+        for content in &cold {
+            shelf.put(&log, content).await.unwrap();
+            for hot in 0..2 {
+                version += 1;
+                shelf.put(&log, &Content::whole(key(1000 + hot), version, 24 << 10)).await.unwrap();
+            }
+        }
+        let done = Arc::new(AtomicBool::new(false));
+        let reader = {
+            let (log, shelf, done, cold) =
+                (Arc::clone(&log), Arc::clone(&shelf), Arc::clone(&done), cold.clone());
+            tokio::spawn(async move {
+                let mut reads = 0u64;
+                while !done.load(Ordering::Relaxed) || reads < 100 {
+                    let content = &cold[(reads % 20) as usize];
+                    let entry = shelf.state.lock().chunks[&content.key].clone();
+                    match shelf.read(&log, &entry).await {
+                        Ok(payload) => assert!(content.matches(&entry, &payload), "{entry:?}"),
+                        // It was moved, and its segment reused, between the look and the read.
+                        Err(LogError::Gone(place)) => {
+                            assert_ne!(shelf.state.lock().chunks[&content.key].place, place)
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                    reads += 1;
+                }
+                reads
+            })
+        };
+        for _ in 0..600 {
+            version += 1;
+            shelf.put(&log, &Content::whole(key(1000 + version % 8), version, 24 << 10)).await.unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(reader.await.unwrap() >= 100);
+        assert!(shelf.state.lock().moved > 0 && log.stats().reclaimed_bytes > 0, "{:?}", log.stats());
+        log.close().await;
+        drop((log, shelf));
+        let (log, shelf, recovered) = disk.look().await;
+        for content in &cold {
+            let entry = recovered
+                .chunks
+                .iter()
+                .find(|entry| entry.key == content.key)
+                .expect("it was moved, not lost");
+            assert!(content.matches(entry, &shelf.read(&log, entry).await.unwrap()));
+        }
+        log.close().await;
+    });
+}
