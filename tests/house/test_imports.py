@@ -32,7 +32,6 @@ CRATES = {
     "gd2fs-transport": {"gd2fs-wire"},
     "gd2fs-device": {"gd2fs-transport"},
     "gd2fs-store": {"gd2fs-wire", "gd2fs-transport"},
-    "gd2fs-device": {"gd2fs-transport"},
     "gd2fs-log": {"gd2fs-wire", "gd2fs-transport", "gd2fs-device"},
     "gd2fs-node": {"gd2fs-wire", "gd2fs-transport", "gd2fs-store"},
     "gd2fs-client": {"gd2fs-wire", "gd2fs-transport"},
