@@ -11,8 +11,8 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,14 @@ class FakeNode:
     @property
     def address(self) -> str:
         return f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    @contextmanager
+    def holding_reads(self) -> Iterator[threading.Event]:
+        """It answers no READ before the event is set."""
+        gate = threading.Event()
+        self.twist = lambda header, reply: reply if header["opcode"] != READ or gate.wait(20) else None
+        yield gate
+        gate.set()
 
     def layout(self, **changes: Any) -> dict[str, Any]:
         replica = {"node": self.node, "incarnation": self.incarnation, "addresses": [self.address]}

@@ -9,10 +9,11 @@ import json
 import resource
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -152,6 +153,24 @@ def through(layout: dict[str, Any], address: str) -> dict[str, Any]:
         for column in layout["columns"]
     ]
     return layout | {"columns": columns}
+
+
+Step = TypeVar("Step")
+
+
+def at_every_step(steps: Iterable[tuple[str, Step]], check: Callable[[Step], None], at_once: int) -> None:
+    """Runs ``check`` at all steps, ``at_once`` of them side by side; fails with the name of the step."""
+
+    def named(name: str, step: Step) -> None:
+        try:
+            check(step)
+        except BaseException as error:
+            error.add_note(f"at the step {name}: {step}")
+            raise
+
+    with ThreadPoolExecutor(at_once) as pool:
+        for done in [pool.submit(named, name, step) for name, step in steps]:
+            done.result(60)
 
 
 def eventually(check: Callable[[], bool], patience_s: float = 5.0) -> None:

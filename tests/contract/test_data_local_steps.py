@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Literal
 
@@ -22,7 +21,17 @@ from gd2fs.client import Client, File
 from tests.client_fake_node import READ, STEPS_TO_READ, STEPS_TO_WRITE, WRITE, FakeLocalNode
 from tests.client_real_node import RealNode
 from tests.contract.data_peer import RawClient, region_to_offer
-from tests.contract.data_plane import KIB, TRANSPORTS, Files, Room, Transport, eventually, noise, within
+from tests.contract.data_plane import (
+    KIB,
+    TRANSPORTS,
+    Files,
+    Room,
+    Transport,
+    at_every_step,
+    eventually,
+    noise,
+    within,
+)
 
 pytest_plugins = ["tests.contract.data_fixtures"]
 
@@ -60,19 +69,8 @@ def local(request: pytest.FixtureRequest) -> Transport:
     return one
 
 
-def at_every_step(steps: tuple[str, ...], check: Callable[[str], None]) -> None:
-    """Runs ``check`` at all steps, some at once; fails with the name of the step."""
-
-    def named(step: str) -> None:
-        try:
-            check(step)
-        except BaseException as error:
-            error.add_note(f"at the step {step!r}")
-            raise
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for done in [pool.submit(named, step) for step in steps]:
-            done.result(60)
+def named(work: Work) -> list[tuple[str, str]]:
+    return [(step, step) for step in STEPS[work]]
 
 
 def check_file(node: FakeLocalNode, *allowed: np.ndarray) -> None:
@@ -143,7 +141,7 @@ def test_a_node_that_stands_still_and_goes_on_late(local: Transport, work: Work,
             check_file(node, NEWEST)
             assert (attempt.room.bytes == 0xA5).all()
 
-    at_every_step(STEPS[work], check)
+    at_every_step(named(work), check, AT_ONCE)
 
 
 @pytest.mark.parametrize("work", ["read", "write"])
@@ -157,7 +155,7 @@ def test_a_client_that_is_closed_meanwhile(local: Transport, work: Work) -> None
             attempt.check_nothing_comes_late()
             check_file(node, OLD, *([NEW] if work == "write" else []))
 
-    at_every_step(STEPS[work], check)
+    at_every_step(named(work), check, AT_ONCE)
 
 
 @pytest.mark.parametrize("work", ["read", "write"])
@@ -176,7 +174,7 @@ def test_a_node_that_dies_once(local: Transport, work: Work) -> None:
             room.check_guards()
             assert client.stats()["retries"] == 1
 
-    at_every_step(STEPS[work], check)
+    at_every_step(named(work), check, AT_ONCE)
 
 
 @pytest.mark.parametrize("work", ["read", "write"])
@@ -199,7 +197,7 @@ def test_a_node_that_always_dies(local: Transport, files: Files, work: Work) -> 
             assert np.array_equal(room.bytes, NEW)
             room.check_guards()
 
-    at_every_step(STEPS[work], check)
+    at_every_step(named(work), check, AT_ONCE)
 
 
 @pytest.mark.parametrize("step", ["accepted", "OPEN seen", "MAP seen"])

@@ -20,7 +20,7 @@ import pytest
 from gd2fs import errors
 from gd2fs.client import Client, File
 from tests.client_real_node import RealNode, sign
-from tests.contract.data_plane import Files, Room, Transport, noise, through, within
+from tests.contract.data_plane import Files, Room, Transport, at_every_step, noise, through, within
 from tests.contract.proxy import DIRECTIONS, Direction, Proxy, Way, Ways, frames_of, points
 
 pytest_plugins = ["tests.contract.data_fixtures"]
@@ -98,21 +98,6 @@ def steps(stream: Transport, node: RealNode) -> dict[tuple[Work, Direction], lis
     return found
 
 
-def at_every_step(steps: list[tuple[str, int]], check: Callable[[int], None]) -> None:
-    """Runs ``check`` at all positions, some at once; fails with the name of the step."""
-
-    def named(step: tuple[str, int]) -> None:
-        try:
-            check(step[1])
-        except BaseException as error:
-            error.add_note(f"at {step[0]} = byte {step[1]} of the connection")
-            raise
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for done in [pool.submit(named, step) for step in steps]:
-            done.result(60)
-
-
 def ways_of(direction: Direction, way: Way, only: int | None = None) -> Callable[[int], Ways]:
     """``way`` for one direction, of every connection or of the one with the number ``only``."""
     return lambda number: Ways(**{direction: replace(way)}) if only in (None, number) else Ways()
@@ -132,7 +117,7 @@ def test_one_cut_is_healed(
             assert proxy.connections == 2, "cut once, connected again"
         exchange.check_file(OLD if work == "read" else NEW)
 
-    at_every_step(steps[work, direction], check)
+    at_every_step(steps[work, direction], check, AT_ONCE)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -151,7 +136,7 @@ def test_a_way_that_is_always_cut_is_an_error_soon(
             assert (room.bytes == 0xA5).all()
         exchange.check_file(OLD, *([NEW] if work == "write" else []))
 
-    at_every_step(steps[work, direction][::2], check)
+    at_every_step(steps[work, direction][::2], check, AT_ONCE)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -186,7 +171,7 @@ def test_a_stall_ends_in_time_and_nothing_comes_late(
             room.check_guards()
         exchange.check_file(OLD if work == "read" else newest)
 
-    at_every_step(steps[work, direction], check)
+    at_every_step(steps[work, direction], check, AT_ONCE)
 
 
 def test_a_late_write_never_comes_after_a_newer_one(
@@ -212,7 +197,7 @@ def test_a_late_write_never_comes_after_a_newer_one(
 
     hanging = [step for step in steps["write", "to_node"] if "opcode 5" in step[0]]
     assert len(hanging) >= 5
-    at_every_step(hanging, check)
+    at_every_step(hanging, check, AT_ONCE)
 
 
 @pytest.mark.parametrize("work", WORKS)

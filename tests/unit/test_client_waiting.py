@@ -38,11 +38,8 @@ def file(client: Client, node: FakeNode) -> File:
 
 @pytest.fixture
 def held(node: FakeNode) -> Iterator[threading.Event]:
-    """The node answers no READ before this is set."""
-    gate = threading.Event()
-    node.twist = lambda header, reply: reply if header["opcode"] != READ or gate.wait(20) else None
-    yield gate
-    gate.set()
+    with node.holding_reads() as gate:
+        yield gate
 
 
 async def read(file: File, offset: int, length: int = 1000) -> None:

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use gd2fs_transport::Memory;
+use gd2fs_transport::{Memory, iovecs};
 use libc::c_int;
 
 use crate::workers::Workers;
@@ -43,16 +43,10 @@ impl Engine for Pool {
     }
 }
 
-/// The system's form of a scatter list.
-pub(crate) fn iovecs(memory: &Memory) -> Vec<libc::iovec> {
-    let filled = memory.slices().iter().filter(|slice| !slice.is_empty());
-    filled.map(|slice| libc::iovec { iov_base: slice.address().cast(), iov_len: slice.len() }).collect()
-}
-
 /// Makes one system call and blocks until it is over; answers the bytes moved.
 pub(crate) fn call(file: &File, kind: Kind, offset: u64, memory: &Memory) -> io::Result<usize> {
     let fd = file.as_raw_fd();
-    let vectors = iovecs(memory);
+    let vectors = iovecs(memory.slices());
     let (start, count) = (vectors.as_ptr(), vectors.len() as c_int);
     let offset = offset as libc::off_t;
     // SAFETY: `vectors` names memory that stays mapped and is used by nobody else meanwhile (the promise of `Slice::new`).

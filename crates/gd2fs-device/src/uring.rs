@@ -10,10 +10,10 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use gd2fs_transport::iovecs;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use parking_lot::Mutex;
 
-use crate::pool::iovecs;
 use crate::workers::spawn;
 use crate::{Attempt, Engine, Kind};
 
@@ -221,7 +221,7 @@ impl Ring {
         let incoming = std::mem::take(&mut *self.shared.incoming.lock());
         for attempt in incoming {
             let place = self.free.pop().expect("no more attempts than the depth");
-            let vectors = iovecs(&attempt.memory);
+            let vectors = iovecs(attempt.memory.slices());
             let entry = entry(&attempt, &vectors).user_data(place as u64);
             self.places[place] = Some(Place { attempt, _vectors: vectors });
             self.push(entry);

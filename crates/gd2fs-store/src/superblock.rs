@@ -3,7 +3,7 @@
 use gd2fs_wire::sums::crc32c;
 use thiserror::Error;
 
-/// One block of any disk, so that the log can later begin with the same bytes.
+/// One block of any disk.
 pub const SUPERBLOCK_BYTES: usize = 4096;
 const MAGIC: &[u8; 8] = b"GD2FSDIR";
 /// A node reads its own major version, and any minor: a minor adds what older nodes may ignore.

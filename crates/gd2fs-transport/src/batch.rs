@@ -12,7 +12,7 @@ use crate::stream::Stream;
 /// Frames that go out together: where they are small, the system calls are what costs.
 #[derive(Default)]
 pub struct Batch {
-    /// Headers, ext, sums and JSON of all frames, one behind the other.
+    /// Headers, ext, sums, JSON and small file data of all frames, one behind the other.
     heads: Vec<u8>,
     frames: Vec<Cut>,
     bytes: usize,

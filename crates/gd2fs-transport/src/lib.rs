@@ -19,7 +19,7 @@ pub mod stream;
 pub use address::Address;
 pub use batch::Batch;
 pub use frame::{Frame, FrameError};
-pub use memory::{Memory, Slice};
+pub use memory::{Memory, Slice, iovecs};
 pub use one_sided::{Remote, Segment};
 pub use receiver::Receiver;
 pub use stream::Stream;

@@ -64,6 +64,12 @@ impl Slice {
     }
 }
 
+/// The system's form of a scatter list, without empty slices.
+pub fn iovecs(slices: &[Slice]) -> Vec<libc::iovec> {
+    let filled = slices.iter().filter(|slice| !slice.is_empty());
+    filled.map(|slice| libc::iovec { iov_base: slice.address().cast(), iov_len: slice.len() }).collect()
+}
+
 /// A list of slices that counts as one range of bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {

@@ -14,7 +14,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 #[cfg(feature = "fake")]
 use crate::fake;
-use crate::memory::Slice;
+use crate::memory::{Slice, iovecs};
 
 /// IOV_MAX of Linux.
 pub(crate) const SLICES_MAX: usize = 1024;
@@ -198,11 +198,4 @@ impl Local {
         }
         Ok(received.bytes)
     }
-}
-
-/// # Safety
-/// As for `Stream::try_receive`.
-unsafe fn iovecs(slices: &[Slice]) -> Vec<libc::iovec> {
-    let one = |slice: &Slice| libc::iovec { iov_base: slice.address().cast(), iov_len: slice.len() };
-    slices.iter().map(one).collect()
 }
