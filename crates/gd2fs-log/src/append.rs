@@ -158,12 +158,13 @@ impl Inner {
             if let Some(told) = &flight.told {
                 state.segments.insert(told.live);
             }
+            state.told_order = flight.order;
             drop(state);
             if let Some(told) = flight.told {
                 self.tell(&told);
             }
             state = self.state.lock();
-            (state.completed_order, state.completed) = (flight.order, flight.end);
+            state.completed = flight.end;
             if let Some(waiter) = flight.waiter {
                 // Nobody listens if the append's future was dropped; the owner has been told all the same.
                 let _ = waiter.send(Outcome::Written);
@@ -195,9 +196,10 @@ impl Inner {
         }
     }
 
-    /// Makes everything durable that is complete now. Callers that come while a sync runs share the next one.
+    /// Makes everything durable that the owner was told of by now, or that is complete. Callers that come while a sync runs
+    /// share the next one.
     pub async fn sync(&self) -> Result<()> {
-        let wanted = self.state.lock().completed_order;
+        let wanted = self.state.lock().told_order;
         let _turn = self.sync_turn.lock().await;
         if self.state.lock().durable_order >= wanted {
             return self.state.lock().check();
@@ -215,7 +217,8 @@ impl Inner {
         let (order, at) = {
             let state = self.state.lock();
             state.check()?;
-            (state.completed_order, state.completed.at)
+            // What the owner is just being told of is written; only where it ends is not known yet.
+            (state.told_order, state.completed.at)
         };
         let began = std::time::Instant::now();
         let result = self.device.perform(Op::sync()).await;

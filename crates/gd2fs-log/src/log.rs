@@ -180,7 +180,7 @@ impl Log {
         async move { told.await.unwrap_or(Err(LogError::Closed)) }
     }
 
-    /// Makes everything durable whose append had completed before this was called.
+    /// Makes everything durable whose append had completed, or of which [`Owner::appended`] was told, before this was called.
     ///
     /// # Errors
     /// `Failed`: from then on nothing is written any more, since the device may have lost any of its last writes.

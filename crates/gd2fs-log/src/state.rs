@@ -111,8 +111,9 @@ pub(crate) struct State {
     pub generation_next: u64,
     pub in_flight: VecDeque<Flight>,
     pub order_next: u64,
-    /// Order of the last write that is complete together with all before it.
-    pub completed_order: u64,
+    /// Order of the last write of which the owner was, or is just being, told.
+    pub told_order: u64,
+    /// Behind the last write that is complete together with all before it.
     pub completed: Mark,
     pub durable_order: u64,
     pub durable: Position,
@@ -147,7 +148,7 @@ impl State {
             generation_next: 1,
             in_flight: VecDeque::new(),
             order_next: 1,
-            completed_order: 0,
+            told_order: 0,
             completed: Mark::default(),
             durable_order: 0,
             durable: Position::default(),
@@ -223,7 +224,7 @@ impl State {
         let before = self.open.map_or(0, |open| self.segments.division.blocks() - open.block);
         let opened = if fits { None } else { self.open_segment(id()) };
         if ask.class == Class::Reclaim {
-            self.gain -= i64::from(ask.blocks + if fits { 0 } else { before });
+            self.gain -= i64::from(ask.blocks + if fits { 0 } else { before + SEGMENT_HEADER_BLOCKS });
         }
         Admission::Now(Box::new(self.take(ask, opened)))
     }

@@ -28,9 +28,11 @@ const LIVE_MAX_TENTHS: u32 = 9;
 /// Steps in a row that freed nothing and moved nothing, before the log counts as full. Entries that were released while a
 /// checkpoint was made are free after the next.
 const STALLS_MAX: u32 = 3;
-/// Steps in a row by which nothing was gained, before the log counts as full. Each segment that is moved gains a
+/// Steps in a row by which next to nothing was gained, before the log counts as full. Each segment that is moved gains a
 /// tenth, and a checkpoint follows it; large records can leave so much unused at the ends of segments that nothing is gained.
 const STEPS_MAX: u32 = 32;
+/// The part of a segment that counts as a gain: less would keep whoever waits waiting for a long time, and wear the disk.
+const GAIN_SHARE: i64 = 16;
 /// After a checkpoint that failed, so that a full disk is not asked without a pause.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
@@ -66,18 +68,23 @@ impl Inner {
         if due {
             self.checkpoint().await?;
         }
-        let (mut best, mut steps, mut stalls) = (i64::MIN, 0, 0);
+        let (mut best, mut steps, mut stalls) = (None, 0, 0);
         loop {
-            let (free, gain, watermark, stop) = {
+            let (free, gain, division, stop) = {
                 let state = self.state.lock();
                 let stop = state.failed.is_some() || state.closed || state.exhausted;
-                (state.segments.free_count(), state.gain, watermark(state.segments.division.segments), stop)
+                (state.segments.free_count(), state.gain, state.segments.division, stop)
             };
+            let watermark = watermark(division.segments);
             if free > watermark || stop {
                 return Ok(());
             }
-            steps = if gain > best { 0 } else { steps + 1 };
-            best = best.max(gain);
+            let enough = best.map(|best: i64| best + i64::from(division.blocks()) / GAIN_SHARE);
+            if enough.is_none_or(|enough| gain >= enough) {
+                (best, steps) = (Some(gain), 0);
+            } else {
+                steps += 1;
+            }
             stalls = if self.make_room(free, watermark).await? { 0 } else { stalls + 1 };
             if stalls == STALLS_MAX || steps == STEPS_MAX {
                 self.give_up();

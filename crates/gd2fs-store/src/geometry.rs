@@ -5,6 +5,8 @@ use gd2fs_wire::{Code, Failure};
 
 use crate::arena::SLAB_BYTES;
 
+/// Largest bytes of a chunk: every chunk fits into one slab of the arena.
+pub const STRIPE_UNIT_MAX: u32 = SLAB_BYTES as u32;
 /// Bounds what one capability has to list.
 const WIDTH_MAX: u32 = 4096;
 
@@ -28,7 +30,7 @@ impl Geometry {
     pub fn new(column: u32, width: u32, stripe_unit: u32) -> Result<Geometry, Failure> {
         let refuse = |message: String| Err(Failure::new(Code::BadRequest, message));
         let whole_pieces = u64::from(stripe_unit).is_multiple_of(PIECE_BYTES);
-        if stripe_unit == 0 || !whole_pieces || stripe_unit as usize > SLAB_BYTES {
+        if stripe_unit == 0 || !whole_pieces || stripe_unit > STRIPE_UNIT_MAX {
             return refuse(format!("stripe_unit {stripe_unit} is not a multiple of 32 KiB up to 64 MiB"));
         }
         if width == 0 || width > WIDTH_MAX {
