@@ -1,5 +1,6 @@
 //! Records on their way to the device: admission, writing, and completion in the order of the log.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -183,11 +184,15 @@ impl Inner {
     /// Tells the owner where a snapshot lies now; what it does not want is dead at once.
     fn tell(&self, told: &Told) {
         let Live { key, version, place, .. } = told.live;
-        let wanted = self.owner().is_some_and(|owner| match told.from {
-            None => owner.appended(key, version, place),
-            Some(from) => owner.moved(key, version, from, place),
-        });
-        if !wanted {
+        let wanted = || {
+            self.owner().is_some_and(|owner| match told.from {
+                None => owner.appended(key, version, place),
+                Some(from) => owner.moved(key, version, from, place),
+            })
+        };
+        // A panic, reported by its hook, must not end this: whoever completes is the only one, and all records wait for it.
+        // Whether the owner took the place in is unknown; dead, it is a miss at worst.
+        if !catch_unwind(AssertUnwindSafe(wanted)).unwrap_or(false) {
             self.release(&place);
         }
         // Not wanted, it had been released or replaced there too.
