@@ -167,8 +167,8 @@ impl<'a> Connection<'a> {
             Err((header, error)) => return Err(self.answer_malformed(header, error, running).await),
         };
         let header = frame.header;
-        if header.payload_bytes() > 0 {
-            // What is ready must not wait for bytes that are still under way.
+        if header.payload_bytes() > 0 || header.opcode == Opcode::Flush as u8 {
+            // What is ready must not wait for bytes that are still under way, nor for a disk.
             self.flush().await?;
         }
         let deadline = arrived + time_allowed(header.deadline_ms);
@@ -248,7 +248,16 @@ impl<'a> Connection<'a> {
             Opcode::Write if header.is_one_sided() => Ok(self.get(frame).await?),
             Opcode::Read => Ok(self.read(header)?),
             Opcode::Write => self.write(frame).await,
-            Opcode::Seal | Opcode::Delete | Opcode::Stat => self.control(frame, opcode).await,
+            Opcode::Flush => Ok(self.flush_column(header).await?),
+            Opcode::Warm => Ok(self.warm(frame)?),
+            Opcode::Where => Ok(self.whereabouts(frame)?),
+            Opcode::Seal
+            | Opcode::Delete
+            | Opcode::Stat
+            | Opcode::Pin
+            | Opcode::Unpin
+            | Opcode::List
+            | Opcode::Scrub => self.control(frame, opcode).await,
         }
     }
 

@@ -107,9 +107,15 @@ impl Connection<'_> {
 
     /// The handle of a READ or WRITE, if its capability still allows this range.
     pub(crate) fn authorised(&self, header: &Header, right: Right) -> Result<Arc<Handle>, Failure> {
+        let handle = self.handle(header)?;
+        handle.capability.allows(right, header.offset, u64::from(header.length))?;
+        Ok(handle)
+    }
+
+    /// The handle that a request names, if its capability still counts.
+    pub(crate) fn handle(&self, header: &Header) -> Result<Arc<Handle>, Failure> {
         let handle = self.handles.get(&header.handle).ok_or_else(|| unknown(header.handle))?;
         check_expiry(handle.capability.expiry, "capability")?;
-        handle.capability.allows(right, header.offset, u64::from(header.length))?;
         Ok(handle.clone())
     }
 

@@ -10,6 +10,7 @@ use gd2fs_wire::{Code, Failure};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::arena::Arena;
+use crate::asks::Asks;
 use crate::chunk::Chunk;
 use crate::data_dir::DataDir;
 use crate::geometry::{Geometry, Place};
@@ -20,27 +21,30 @@ use crate::write::WriteTicket;
 pub(crate) struct Shared {
     pub arena: Arc<Arena>,
     pub data: DataDir,
+    pub asks: Asks,
 }
 
 pub struct Column {
     file: u128,
     geometry: Geometry,
-    shared: Arc<Shared>,
-    state: Mutex<State>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) state: Mutex<State>,
 }
 
 #[derive(Default)]
-struct State {
+pub(crate) struct State {
     /// Highest epoch seen; 0 until the first capability or seal.
-    epoch: u32,
+    pub(crate) epoch: u32,
     /// The node's incarnation when the column was placed here. A smaller one than the current: what is missing is lost.
     born: u32,
     /// Highest write grant seen; 0 is plain file semantics.
-    grant: u64,
+    pub(crate) grant: u64,
     /// File offset below which nothing changes any more.
-    sealed: u64,
+    pub(crate) sealed: u64,
     deleted: bool,
-    chunks: BTreeMap<u64, Chunk>,
+    /// Below this file offset chunks were dropped because their bytes had changed by themselves; 0: none.
+    pub(crate) dropped_below: u64,
+    pub(crate) chunks: BTreeMap<u64, Chunk>,
 }
 
 /// What an OPEN tells.
@@ -235,7 +239,7 @@ impl Column {
         }
     }
 
-    fn lock_alive(&self) -> Result<MutexGuard<'_, State>, Failure> {
+    pub(crate) fn lock_alive(&self) -> Result<MutexGuard<'_, State>, Failure> {
         let state = self.state.lock();
         if state.deleted {
             return Err(Failure::new(Code::Deleted, format!("{} was deleted", self.name())));
@@ -271,7 +275,7 @@ impl Column {
         Ok(())
     }
 
-    fn check_epoch(&self, state: &State, epoch: u32) -> Result<(), Failure> {
+    pub(crate) fn check_epoch(&self, state: &State, epoch: u32) -> Result<(), Failure> {
         if epoch != state.epoch {
             let current = state.epoch;
             return Err(Failure::new(
@@ -331,21 +335,27 @@ impl Column {
             first_dropped += 1;
         }
         drop(state.chunks.split_off(&first_dropped));
+        state.dropped_below = state.dropped_below.min(state.sealed);
         Ok(())
     }
 
-    fn length(&self, state: &State) -> u64 {
+    pub(crate) fn length(&self, state: &State) -> u64 {
         // Chunks without runs wait for their first write; there are at most as many as writes in flight.
         let last = state.chunks.iter().rev().find(|(_, chunk)| !chunk.runs().is_empty());
         last.map_or(0, |(index, chunk)| self.geometry.offset(*index, chunk.runs().end()))
     }
 
-    fn is_lost(&self, state: &State) -> bool {
-        state.born < self.shared.data.incarnation
+    pub(crate) fn is_lost(&self, state: &State) -> bool {
+        state.born < self.shared.data.incarnation || state.dropped_below > 0
     }
 
     fn missing(&self, state: &State, start: u64, end: u64) -> Failure {
         let name = self.name();
+        if state.dropped_below > 0 {
+            let message =
+                format!("{name} [{start}, {end}): dropped, since its bytes had changed by themselves");
+            return Failure::new(Code::Lost, message);
+        }
         if self.is_lost(state) {
             let (born, now) = (state.born, self.shared.data.incarnation);
             let message = format!(
@@ -375,6 +385,6 @@ impl Column {
     }
 }
 
-fn bytes_of(chunks: &BTreeMap<u64, Chunk>) -> u64 {
+pub(crate) fn bytes_of(chunks: &BTreeMap<u64, Chunk>) -> u64 {
     chunks.values().map(|chunk| chunk.frame().capacity() as u64).sum()
 }

@@ -5,7 +5,9 @@
 //! freed when its last reader and writer are gone. Readers therefore need no lock while they send.
 
 mod arena;
+mod asks;
 mod buddy;
+mod changed;
 mod chunk;
 mod column;
 mod data_dir;
@@ -14,8 +16,10 @@ mod frame;
 mod geometry;
 mod grains;
 mod mapping;
+mod pins;
 mod read;
 mod runs;
+mod scrub;
 mod store;
 mod superblock;
 mod write;

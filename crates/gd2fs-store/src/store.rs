@@ -11,28 +11,31 @@ use gd2fs_wire::{Code, Failure};
 use parking_lot::{Mutex, RwLock};
 
 use crate::arena::Arena;
+use crate::asks::Asks;
 use crate::column::{Column, Opened, Shared};
 use crate::data_dir::DataDir;
 use crate::geometry::Geometry;
+use crate::scrub::Scrubber;
 
 /// Enough that opens and deletes of different files do not meet; reads and writes hold their column and never come here.
 const SHARDS: usize = 64;
 /// Twice the longest life of a capability: when a tombstone goes, nothing that could bring the file back is valid any more.
 pub const TOMBSTONE_LIFE: Duration = Duration::from_secs(7200);
 
-type Name = (u128, u32);
+pub(crate) type Name = (u128, u32);
 
 /// The columns are bounded by control's namespace: one appears only for a capability or seal that control signed or sent, and
 /// goes when control deletes the file.
 pub struct Store {
-    shards: [RwLock<HashMap<Name, Slot>>; SHARDS],
+    pub(crate) shards: [RwLock<HashMap<Name, Slot>>; SHARDS],
     hasher: RandomState,
     /// Tombstones in the order in which they expire.
     graves: Mutex<VecDeque<(Instant, Name)>>,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) scrubber: Scrubber,
 }
 
-enum Slot {
+pub(crate) enum Slot {
     Live(Arc<Column>),
     Deleted,
 }
@@ -44,7 +47,12 @@ impl Store {
             shards: std::array::from_fn(|_| RwLock::default()),
             hasher: RandomState::new(),
             graves: Mutex::default(),
-            shared: Arc::new(Shared { arena: Arc::new(Arena::new(memory_bytes)), data }),
+            shared: Arc::new(Shared {
+                arena: Arc::new(Arena::new(memory_bytes)),
+                data,
+                asks: Asks::default(),
+            }),
+            scrubber: Scrubber::default(),
         };
         let now = SystemTime::now();
         for (name, deleted_at) in store.shared.data.epochs.tombstones() {
@@ -153,7 +161,7 @@ impl Store {
         }
     }
 
-    fn shard(&self, name: Name) -> &RwLock<HashMap<Name, Slot>> {
+    pub(crate) fn shard(&self, name: Name) -> &RwLock<HashMap<Name, Slot>> {
         &self.shards[self.hasher.hash_one(name) as usize % SHARDS]
     }
 }

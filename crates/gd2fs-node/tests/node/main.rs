@@ -9,6 +9,7 @@ mod lifecycle;
 mod local;
 mod mutated;
 mod peer;
+mod tiers;
 mod vectors;
 
 use std::time::{SystemTime, UNIX_EPOCH};
