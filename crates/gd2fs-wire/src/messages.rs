@@ -86,6 +86,18 @@ pub enum Tier {
     Hole,
 }
 
+impl Tier {
+    /// As in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::Dram => "dram",
+            Tier::Nvme => "nvme",
+            Tier::Lost => "lost",
+            Tier::Hole => "hole",
+        }
+    }
+}
+
 /// Bytes of a range by where they are, before anything was lifted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warmth {
@@ -290,8 +302,11 @@ mod tests {
 
     #[test]
     fn tiers_are_lowercase_and_spans_are_strict() {
-        let said = serde_json::to_string(&[Tier::Dram, Tier::Nvme, Tier::Lost, Tier::Hole]).unwrap();
-        assert_eq!(said, r#"["dram","nvme","lost","hole"]"#);
+        let tiers = [Tier::Dram, Tier::Nvme, Tier::Lost, Tier::Hole];
+        assert_eq!(serde_json::to_string(&tiers).unwrap(), r#"["dram","nvme","lost","hole"]"#);
+        for tier in tiers {
+            assert_eq!(serde_json::to_value(tier).unwrap(), tier.name());
+        }
         assert!(serde_json::from_str::<Span>(r#"{"start": 0, "end": 1}"#).is_ok());
         for wrong in
             [r#"{"start": 0}"#, r#"{"start": -1, "end": 1}"#, r#"{"start": 0, "end": 1, "tier": "dram"}"#]
