@@ -83,6 +83,10 @@ impl Chunk {
         &self.runs
     }
 
+    pub fn is_cold(&self) -> bool {
+        self.frame.is_none()
+    }
+
     /// None if the chunk is cold.
     pub fn frame(&self) -> Option<&Frame> {
         self.frame.as_ref()
@@ -119,6 +123,16 @@ impl Chunk {
         self.frame.take().map_or(0, |frame| frame.capacity())
     }
 
+    /// Gives up a frame whose bytes are wrong, if the log has them right. Readers that hold it will find out by themselves.
+    pub fn fall_back(&mut self) -> bool {
+        let kept = self.record.as_ref().is_some_and(|record| record.changed == self.changed);
+        let may = kept && self.held.is_empty() && self.appending.is_none();
+        if may {
+            self.cool();
+        }
+        may
+    }
+
     /// Takes a frame that has been filled from the record.
     pub fn lift(&mut self, frame: Frame) {
         self.frame = Some(frame);
@@ -148,7 +162,7 @@ impl Chunk {
         self.runs.is_empty() && self.held.is_empty()
     }
 
-    fn is_in(&self, frame: &Frame) -> bool {
+    pub fn is_in(&self, frame: &Frame) -> bool {
         self.frame.as_ref().is_some_and(|own| own.is(frame))
     }
 

@@ -322,7 +322,7 @@ impl Column {
     }
 
     /// The first file offset of this column in `[start, end)` whose byte is not there.
-    fn gap(&self, state: &State, start: u64, end: u64) -> Option<u64> {
+    pub(crate) fn gap(&self, state: &State, start: u64, end: u64) -> Option<u64> {
         self.geometry.chunks_between(start, end).find_map(|Place { chunk, start, end }| {
             let runs = state.chunks.get(&chunk).map(Chunk::runs);
             let at = runs.map_or(start, |runs| runs.covered_to(start)).min(end);
@@ -396,6 +396,6 @@ impl Column {
     }
 }
 
-fn bytes_of(chunks: &BTreeMap<u64, Chunk>) -> u64 {
+pub(crate) fn bytes_of(chunks: &BTreeMap<u64, Chunk>) -> u64 {
     chunks.values().filter_map(Chunk::frame).map(|frame| frame.capacity() as u64).sum()
 }

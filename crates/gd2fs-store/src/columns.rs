@@ -1,6 +1,6 @@
 //! Which columns there are, and which were deleted.
 
-use std::collections::HashMap;
+use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
@@ -55,6 +55,22 @@ impl Columns {
             }));
         }
         all
+    }
+
+    /// The first names behind `after`, in order: a look at all of them, and memory for those that are wanted.
+    pub fn names_after(&self, after: Option<Name>, count: usize) -> Vec<Name> {
+        let mut smallest: BinaryHeap<Name> = BinaryHeap::with_capacity(count + 1);
+        for shard in &self.shards {
+            for (name, slot) in shard.read().iter() {
+                if matches!(slot, Slot::Live(_)) && Some(*name) > after {
+                    smallest.push(*name);
+                    if smallest.len() > count {
+                        smallest.pop();
+                    }
+                }
+            }
+        }
+        smallest.into_sorted_vec()
     }
 
     pub fn count(&self) -> usize {

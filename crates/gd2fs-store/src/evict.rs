@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use gd2fs_wire::Failure;
 
@@ -119,7 +120,8 @@ impl Column {
         freed
     }
 
-    fn is_pinned(&self, _index: u64) -> bool {
-        false
+    fn is_pinned(&self, index: u64) -> bool {
+        let (file, column) = self.name();
+        self.shared.pins.is_pinned(file, column, index..index + 1, Instant::now())
     }
 }

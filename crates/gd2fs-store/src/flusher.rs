@@ -1,7 +1,7 @@
 //! Writes dirty chunks to their log.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gd2fs_log::LogError;
 use tokio::task::JoinSet;
@@ -43,7 +43,9 @@ pub(crate) async fn flush_behind(shared: Arc<Shared>, tier: Arc<Tier>) {
                         bytes_in_flight += bytes;
                         let (shared, tier) = (Arc::clone(&shared), Arc::clone(&tier));
                         appends.spawn(async move {
+                            let begun = Instant::now();
                             let result = append.await;
+                            shared.counters.flush_latency.record(begun.elapsed());
                             let well = ended(&shared, &tier, bytes, result.as_ref().err()).await;
                             if result.is_err() {
                                 column.not_appended(&tier, index, version);

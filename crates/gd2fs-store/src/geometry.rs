@@ -1,5 +1,7 @@
 //! Where a byte of a file lives: chunk i lies in column i mod width.
 
+use std::cmp::Ordering;
+
 use gd2fs_wire::sums::PIECE_BYTES;
 use gd2fs_wire::{Code, Failure};
 
@@ -67,6 +69,22 @@ impl Geometry {
         chunk * u64::from(self.stripe_unit) + u64::from(inside)
     }
 
+    /// How many bytes of the file range `[start, end)` lie in this column.
+    pub(crate) fn bytes_between(&self, start: u64, end: u64) -> u64 {
+        let (unit, width, column) =
+            (u64::from(self.stripe_unit), u64::from(self.width), u64::from(self.column));
+        let below = |offset: u64| {
+            let (chunk, inside) = (offset / unit, offset % unit);
+            let in_this_turn = match (chunk % width).cmp(&column) {
+                Ordering::Less => 0,
+                Ordering::Equal => inside,
+                Ordering::Greater => unit,
+            };
+            chunk / width * unit + in_this_turn
+        };
+        below(end) - below(start)
+    }
+
     /// This column's chunks below the file offset `end`, with the end inside each.
     pub(crate) fn chunks_between(&self, start: u64, end: u64) -> impl Iterator<Item = Place> {
         let (unit, width, column) =
@@ -105,6 +123,23 @@ mod tests {
         assert_eq!(chunks(0, 65536 + 7, 65536 + 9), []);
         assert_eq!(chunks(0, 100, 100), [(0, 100, 100)]);
         assert_eq!(chunks(0, 0, 0), []);
+    }
+
+    #[test]
+    fn bytes_of_a_column_are_those_of_its_chunks() {
+        for (width, column) in [(1, 0), (3, 0), (3, 1), (3, 2)] {
+            let geometry = Geometry::new(column, width, 32768).unwrap();
+            for (start, end) in
+                [(0, 0), (0, 10 * 32768 + 5), (32767, 32769), (70_000, 400_001), (98_304, 131_072)]
+            {
+                let chunks: u64 =
+                    geometry.chunks_between(start, end).map(|p| u64::from(p.end - p.start)).sum();
+                assert_eq!(geometry.bytes_between(start, end), chunks, "[{start}, {end}) of {geometry:?}");
+            }
+        }
+        let all: u64 =
+            (0..3).map(|column| Geometry::new(column, 3, 32768).unwrap().bytes_between(7, u64::MAX)).sum();
+        assert_eq!(all, u64::MAX - 7);
     }
 
     #[test]

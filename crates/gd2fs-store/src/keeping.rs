@@ -16,6 +16,7 @@ use gd2fs_wire::{Code, Failure};
 use crate::chunk::{Appending, Chunk};
 use crate::column::{Column, State};
 use crate::dirty::Dirty;
+use crate::frame::Frame;
 use crate::tier::{Record, Tier, failure_of};
 
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -108,6 +109,7 @@ impl Column {
     /// # Errors
     /// UNSUPPORTED without a log; NO_SPACE, INTERNAL if the log takes nothing.
     pub async fn flush(self: &Arc<Self>) -> Result<(), Failure> {
+        drop(self.lock_alive()?);
         if self.shared.tiers.is_empty() {
             let message = "this node keeps nothing beyond its memory; give it node.logs";
             return Err(Failure::new(Code::Unsupported, message));
@@ -275,6 +277,17 @@ impl Column {
         self.progress.notify_waiters();
     }
 
+    /// A frame does not hold what was written to it. True: the log has the same bytes, and the chunk is cold now, or it has
+    /// another frame already.
+    pub(crate) fn heal(&self, index: u64, frame: &Frame) -> bool {
+        let mut state = self.state.lock();
+        let Some(chunk) = state.chunks.get_mut(&index).filter(|chunk| chunk.is_in(frame)) else {
+            return true;
+        };
+        self.shared.counters.corrupt.fetch_add(1, Relaxed);
+        chunk.fall_back()
+    }
+
     /// Takes a chunk out of both tiers for good; what the log has of it is owed to be forgotten.
     pub(crate) fn lose(&self, state: &mut State, index: u64) {
         let Some(chunk) = state.chunks.remove(&index) else { return };
@@ -282,6 +295,6 @@ impl Column {
         if state.logged {
             self.owe_forget(state, index);
         }
-        self.shared.reports.add(self.name());
+        self.shared.changed.note(self.name());
     }
 }

@@ -5,7 +5,9 @@
 //! freed when its last reader and writer are gone. Readers therefore need no lock while they send.
 
 mod arena;
+mod asks;
 mod buddy;
+mod changed;
 mod chunk;
 mod column;
 mod columns;
@@ -17,20 +19,24 @@ mod flusher;
 mod frame;
 mod geometry;
 mod grains;
+mod histogram;
 mod hurdle;
 mod keeping;
 mod mapping;
 mod owner;
+mod pins;
 mod read;
 mod reading;
 mod recovery;
-mod report;
 mod room;
 mod runs;
+mod scrub;
 mod shared;
+mod stats;
 mod store;
 mod superblock;
 mod tier;
+mod warming;
 mod write;
 mod writing;
 
@@ -39,8 +45,10 @@ pub use column::{Column, Opened};
 pub use data_dir::{DataDir, DataDirError};
 pub use frame::Frame;
 pub use geometry::{Geometry, STRIPE_UNIT_MAX};
+pub use histogram::{Histogram, LATENCY_BOUNDS_US};
 pub use read::ReadView;
 pub use runs::{Run, Runs};
+pub use stats::TierStats;
 pub use store::{Store, TOMBSTONE_LIFE};
 pub use superblock::SuperblockError;
 pub use tier::{LogDevice, TierError, Tiers};

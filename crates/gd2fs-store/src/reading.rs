@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use gd2fs_log::{LogError, Place as LogPlace};
 use gd2fs_transport::Slice;
@@ -50,28 +51,44 @@ impl Column {
         length: u32,
         summed: bool,
     ) -> Result<ReadView, Failure> {
-        let mut cold = false;
+        let mut cold: Option<Instant> = None;
         for _ in 0..TRIES_MAX {
             let (found, place) = match self.find(epoch, offset, length)? {
                 Found::End => return Ok(ReadView::empty()),
                 Found::Memory(frame, place, runs) => {
-                    let hits = &self.shared.counters;
-                    if cold { &hits.hits_nvme } else { &hits.hits_dram }.fetch_add(1, Relaxed);
-                    return self.view(frame, place, runs, summed);
+                    self.hit(cold);
+                    match self.view(&frame, place, runs, summed) {
+                        Err(failure) if failure.code == Code::Corrupt && self.heal(place.chunk, &frame) => {
+                            continue;
+                        }
+                        other => return other,
+                    }
                 }
                 Found::Log(found, place) => (found, place),
             };
-            cold = true;
+            cold.get_or_insert_with(Instant::now);
             if found.most {
                 self.lift(place.chunk).await?;
             } else if let Some(view) = self.fetch(&found, place, summed).await? {
-                self.shared.counters.hits_nvme.fetch_add(1, Relaxed);
+                self.hit(cold);
                 return Ok(view);
             }
         }
         let message =
             format!("{}: memory is short, so that what was read went again; try again", self.title());
         Err(Failure::new(Code::Overloaded, message))
+    }
+
+    /// Counts a read, which waited for the log since then if it did.
+    fn hit(&self, cold: Option<Instant>) {
+        let counters = &self.shared.counters;
+        match cold {
+            None => counters.hits_dram.fetch_add(1, Relaxed),
+            Some(since) => {
+                counters.cold_read_latency.record(since.elapsed());
+                counters.hits_nvme.fetch_add(1, Relaxed)
+            }
+        };
     }
 
     fn find(&self, epoch: u32, offset: u64, length: u32) -> Result<Found, Failure> {
@@ -109,7 +126,7 @@ impl Column {
 
     fn view(
         &self,
-        frame: Frame,
+        frame: &Frame,
         place: Place,
         mut runs: Vec<(Run, Option<RunGrains>)>,
         summed: bool,
@@ -120,7 +137,7 @@ impl Column {
         let extent = Extent { frame: frame.clone(), first: 0 };
         let (view, learned) =
             ReadView::new(extent, place.start, place.end, &runs).map_err(|f| self.explain(f))?;
-        self.learn(place.chunk, &frame, learned);
+        self.learn(place.chunk, frame, learned);
         Ok(view)
     }
 

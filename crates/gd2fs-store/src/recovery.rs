@@ -63,6 +63,6 @@ pub(crate) fn recover(store: &Store, found: Vec<Recovered>) {
         }
         let column = Column::with(name.0, *geometry, Arc::clone(shared), state);
         shard.insert(name, Slot::Live(Arc::new(column)));
-        shared.reports.add(name);
+        shared.changed.note(name);
     }
 }

@@ -64,6 +64,19 @@ impl Runs {
         at
     }
 
+    /// The valid bytes inside `[start, end)`, as ranges that do not touch each other.
+    pub fn valid_parts(&self, start: u32, end: u32) -> impl Iterator<Item = (u32, u32)> {
+        let mut runs = self.touched(start, end).iter().peekable();
+        std::iter::from_fn(move || {
+            let first = runs.next()?;
+            let mut upto = first.end;
+            while let Some(next) = runs.next_if(|next| next.start == upto) {
+                upto = next.end;
+            }
+            Some((first.start.max(start), upto.min(end)))
+        })
+    }
+
     /// Bytes that are valid.
     pub fn bytes(&self) -> u64 {
         self.0.iter().map(|run| u64::from(run.end - run.start)).sum()

@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use gd2fs_log::{Key, LogError, Note};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::arena::Arena;
+use crate::changed::Changed;
 use crate::columns::Columns;
 use crate::data_dir::DataDir;
-use crate::report::Reports;
+use crate::histogram::Histogram;
+use crate::pins::Pins;
 use crate::tier::Tier;
 
 pub(crate) struct Shared {
@@ -29,7 +31,11 @@ pub(crate) struct Shared {
     pub space: Notify,
     /// One looks for something to give up at a time.
     pub evicting: Mutex<()>,
-    pub reports: Reports,
+    /// Columns of which control must hear.
+    pub changed: Changed,
+    pub pins: Pins,
+    /// Tasks that lift what WARM has asked for.
+    pub warming: Arc<Semaphore>,
     pub counters: Counters,
     /// Of the last change, in the whole node.
     pub version: AtomicU64,
@@ -49,6 +55,8 @@ pub(crate) struct Counters {
     pub misses_lost: AtomicU64,
     pub lifted_bytes: AtomicU64,
     pub corrupt: AtomicU64,
+    pub cold_read_latency: Histogram,
+    pub flush_latency: Histogram,
 }
 
 impl Shared {

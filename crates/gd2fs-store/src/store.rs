@@ -10,19 +10,23 @@ use gd2fs_wire::capability::Capability;
 use gd2fs_wire::messages::{ColumnStat, SealItem};
 use gd2fs_wire::{Code, Failure};
 use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 
 use crate::arena::Arena;
+use crate::changed::Changed;
 use crate::column::{Column, Opened};
 use crate::columns::{Columns, Name, Slot};
 use crate::data_dir::DataDir;
 use crate::flusher::flush_behind;
 use crate::geometry::Geometry;
 use crate::owner::TierOwner;
+use crate::pins::Pins;
 use crate::recovery::recover;
-use crate::report::Reports;
+use crate::scrub::Scrubber;
 use crate::shared::{Counters, Shared};
 use crate::tier::{Tier, TierError, Tiers};
+use crate::warming::WARMING_MAX;
 
 /// Twice the longest life of a capability: when a tombstone goes, nothing that could bring the file back is valid any more.
 pub const TOMBSTONE_LIFE: Duration = Duration::from_secs(7200);
@@ -36,6 +40,7 @@ pub struct Store {
     /// Kept alive for the logs, which know them weakly.
     owners: Vec<Arc<TierOwner>>,
     flushers: Mutex<Vec<JoinHandle<()>>>,
+    pub(crate) scrubber: Scrubber,
 }
 
 impl Store {
@@ -91,9 +96,11 @@ impl Store {
             flush_delay,
             dirty_bytes_max,
             dirty: Arc::default(),
-            space: tokio::sync::Notify::new(),
+            space: Notify::new(),
             evicting: Mutex::default(),
-            reports: Reports::default(),
+            changed: Changed::default(),
+            pins: Pins::default(),
+            warming: Arc::new(Semaphore::new(WARMING_MAX)),
             counters: Counters::default(),
             version: AtomicU64::new(0),
             began: Instant::now(),
@@ -105,6 +112,7 @@ impl Store {
             graves: Mutex::new(graves),
             owners: Vec::new(),
             flushers: Mutex::default(),
+            scrubber: Scrubber::default(),
         }
     }
 
@@ -202,7 +210,8 @@ impl Store {
             tier.close();
             tier.log.close().await;
         }
-        for flusher in std::mem::take(&mut *self.flushers.lock()) {
+        let flushers = std::mem::take(&mut *self.flushers.lock());
+        for flusher in flushers {
             // A panic in it was reported by the panic's hook.
             let _ = flusher.await;
         }

@@ -1,4 +1,4 @@
-"""Control's line to the nodes: SEAL, DELETE and STAT of columns, and the ids of a `.tokens` file."""
+"""Control's line to the nodes: what it asks of columns and of nodes, and the ids of a `.tokens` file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from gd2fs import _native
 
 ITEMS_MAX = 4096
-"""Items of one SEAL, DELETE or STAT."""
-_SEAL, _DELETE, _STAT = 16, 17, 18
+"""Items of one SEAL, DELETE, STAT, PIN or UNPIN, and columns of one LIST."""
+_SEAL, _DELETE, _STAT, _PIN, _UNPIN, _LIST, _SCRUB = range(16, 23)
 _TIMEOUT_MS = 3_000
 """A column operation is microseconds of work; a node that takes longer counts as away and is asked again
 later."""
@@ -29,6 +29,10 @@ _READERS_MAX = 4
 _TOKEN_LIFE_S = 24 * 3600
 
 Item = dict[str, Any]
+# Named here, since the classes below have a method `list`.
+Items = list[Item]
+FoundItems = list[Item | None]
+Answers = list[Any]
 T = TypeVar("T")
 
 
@@ -38,16 +42,35 @@ class NodeLink(Protocol):
     Methods block, are called from several threads, and raise gd2fs.errors (Disconnected, Timeout, Lost…).
     """
 
-    def seal(self, addresses: Sequence[str], items: list[Item]) -> tuple[int, list[Item]]:
+    def seal(self, addresses: Sequence[str], items: Items) -> tuple[int, Items]:
         """Seals columns in order. Returns the node's incarnation and {"status", "sealed", "message"} of each
         item."""
 
-    def delete(self, addresses: Sequence[str], items: list[Item]) -> tuple[int, list[Item]]:
+    def delete(self, addresses: Sequence[str], items: Items) -> tuple[int, Items]:
         """Frees columns, leaving tombstones. Returns the incarnation and {"freed": bytes} of each item."""
 
-    def stat(self, addresses: Sequence[str], items: list[Item]) -> tuple[int, list[Item | None]]:
+    def stat(self, addresses: Sequence[str], items: Items) -> tuple[int, FoundItems]:
         """Returns the incarnation and {"length", "sealed", "grant", "epoch", "bytes"} of each item, None: not
         known."""
+
+    def pin(self, addresses: Sequence[str], items: Items) -> tuple[int, Items]:
+        """Keeps ranges {"pin", "file", "column", "epoch", "start", "end", "ttl_ms"} from being evicted.
+        Returns the incarnation and {"status", "valid", "message"} of each item; "valid": the first byte of
+        the range in this column that is not there, None: all are."""
+
+    def unpin(self, addresses: Sequence[str], items: Items) -> tuple[int, Items]:
+        """Lets go all ranges of each {"pin"}. Returns the incarnation and {"ranges": number} of each item."""
+
+    def list(self, addresses: Sequence[str], after: Item | None, limit: int) -> tuple[int, Item]:
+        """A page of the columns that a node keeps, behind the column `after` ({"file", "column"}), at most
+        ITEMS_MAX.
+
+        Returns the incarnation and {"items": [{"file", "column", "epoch", "sealed", "grant", "length",
+        "valid", "dram_bytes", "nvme_bytes"}], "next": `after` of the next page, None: there is none}."""
+
+    def scrub(self, addresses: Sequence[str], start: bool) -> tuple[int, Item]:
+        """Has a node read again all that it keeps, if `start` and none runs. Returns the incarnation and
+        {"running", "bytes", "bytes_total", "corrupt_chunks", "seconds", "rounds"}."""
 
     def read_ids(self, layout: dict[str, Any], first: int, count: int) -> Ids:
         """`count` token ids of a `.tokens` file from id `first` on."""
@@ -67,14 +90,26 @@ class NativeNodeLink:
         for _ in range(_READERS_MAX):
             self._readers.put(_Renewed(self._connect_reader))
 
-    def seal(self, addresses: Sequence[str], items: list[Item]) -> tuple[int, list[Item]]:
+    def seal(self, addresses: Sequence[str], items: Items) -> tuple[int, Items]:
         return self._call(addresses, _SEAL, items)
 
-    def delete(self, addresses: Sequence[str], items: list[Item]) -> tuple[int, list[Item]]:
+    def delete(self, addresses: Sequence[str], items: Items) -> tuple[int, Items]:
         return self._call(addresses, _DELETE, items)
 
-    def stat(self, addresses: Sequence[str], items: list[Item]) -> tuple[int, list[Item | None]]:
+    def stat(self, addresses: Sequence[str], items: Items) -> tuple[int, FoundItems]:
         return self._call(addresses, _STAT, items)
+
+    def pin(self, addresses: Sequence[str], items: Items) -> tuple[int, Items]:
+        return self._call(addresses, _PIN, items)
+
+    def unpin(self, addresses: Sequence[str], items: Items) -> tuple[int, Items]:
+        return self._call(addresses, _UNPIN, items)
+
+    def list(self, addresses: Sequence[str], after: Item | None, limit: int) -> tuple[int, Item]:
+        return self._ask(addresses, _LIST, {"after": after, "limit": limit})
+
+    def scrub(self, addresses: Sequence[str], start: bool) -> tuple[int, Item]:
+        return self._ask(addresses, _SCRUB, {"start": start})
 
     def read_ids(self, layout: dict[str, Any], first: int, count: int) -> Ids:
         buffer = np.empty(count * ID_BYTES, dtype=np.uint8)
@@ -108,8 +143,12 @@ class NativeNodeLink:
             self._readers.get().drop()
         self._line.drop()
 
-    def _call(self, addresses: Sequence[str], opcode: int, items: list[Item]) -> tuple[int, list[Any]]:
-        payload = json.dumps({"items": items}).encode()
+    def _call(self, addresses: Sequence[str], opcode: int, items: Items) -> tuple[int, Answers]:
+        incarnation, reply = self._ask(addresses, opcode, {"items": items})
+        return incarnation, reply["items"]
+
+    def _ask(self, addresses: Sequence[str], opcode: int, message: Item) -> tuple[int, Item]:
+        payload = json.dumps(message).encode()
         failure: errors.Gd2fsError = errors.Disconnected("the node has no address yet")
         for address in addresses:
             try:
@@ -118,7 +157,7 @@ class NativeNodeLink:
                 failure = error
                 continue
             if code == 0:
-                return incarnation, json.loads(reply)["items"]
+                return incarnation, json.loads(reply)
             failure = errors.from_code(code, f"{address}: {_message(reply)}")
             if not failure.retryable:
                 break

@@ -1,5 +1,6 @@
 //! The rules of the store, without a network.
 
+mod asks;
 mod deletion;
 mod grants;
 mod histories;

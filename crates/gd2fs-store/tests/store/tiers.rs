@@ -289,13 +289,23 @@ fn what_rots_in_the_log_is_never_served() {
         let mut disk = Disk::new(16 * MIB, 32 << 20);
         let store = disk.open().await;
         let file = column(&store, 0).await;
-        let bytes = pattern(UNIT as usize, 9);
+        let mut bytes = pattern(UNIT as usize, 9);
+        let marker = b"no other place has these bytes";
+        bytes[100_000..][..marker.len()].copy_from_slice(marker);
         put(&file, 0, 0, &bytes).await.unwrap();
         put(&file, 0, u64::from(UNIT), &bytes[..5000]).await.unwrap();
         store.close(PATIENCE).await.unwrap();
         drop((file, store));
         disk.change_log(|log| {
-            let at = log.windows(64).position(|window| window == &bytes[100_000..100_064]).unwrap();
+            let at = log.windows(marker.len()).position(|window| window == marker).unwrap();
+            eprintln!(
+                "AT {at} {:?}",
+                log.windows(64)
+                    .enumerate()
+                    .filter(|(_, w)| *w == &bytes[100_000..100_064])
+                    .map(|(i, _)| i)
+                    .collect::<Vec<_>>()
+            );
             log[at] ^= 1;
         });
         let store = disk.open().await;
