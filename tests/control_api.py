@@ -42,22 +42,48 @@ class ControlApi:
             raise error
         return answer.json()
 
-    def start_node(self, name: str, capacity_bytes: int = 2**30, floor: int = 0) -> int:
-        """Registers a node (again) and lets it listen; returns its incarnation."""
-        body = {"node": name, "addresses": [], "memory_bytes": capacity_bytes, "incarnation_floor": floor}
-        incarnation = self.call("POST", "/v1/nodes/register", body)["incarnation"]
+    def start_node(
+        self, name: str, capacity_bytes: int = 2**30, floor: int = 0, has_log: bool = False
+    ) -> int:
+        """Registers an empty node (again) and lets it listen; returns its incarnation."""
+        incarnation = self.register(name, capacity_bytes, incarnation_floor=floor, has_log=has_log)
         self.nodes.node(name).restart(incarnation)
         self.nodes.node(name).away = False
         self.heartbeat(name, capacity_bytes)
-        return int(incarnation)
+        return incarnation
 
-    def heartbeat(self, name: str, capacity_bytes: int = 2**30) -> None:
+    def return_node(self, name: str, *, batch: int = 4096, alive: bool = True) -> list[dict[str, Any]]:
+        """Registers a node with a log again, which has everything still, and reports it; returns what was
+        unknown."""
+        node = self.nodes.node(name)
+        incarnation = self.register(name, has_log=True)
+        items = node.recover(incarnation)
+        unknown = []
+        for start in range(0, len(items), batch):
+            unknown += self.ranges(name, items[start : start + batch])["unknown"]
+        node.away = False
+        if alive:
+            self.heartbeat(name)
+        return unknown
+
+    def register(self, name: str, capacity_bytes: int = 2**30, **more: Any) -> int:
+        body = {"node": name, "addresses": [], "memory_bytes": capacity_bytes, **more}
+        return int(self.call("POST", "/v1/nodes/register", body)["incarnation"])
+
+    def ranges(
+        self, name: str, items: list[dict[str, Any]], incarnation: int | None = None
+    ) -> dict[str, Any]:
+        body = {"incarnation": incarnation or self.nodes.node(name).incarnation, "items": items}
+        return dict(self.call("POST", f"/v1/nodes/{name}/ranges", body))
+
+    def heartbeat(self, name: str, capacity_bytes: int = 2**30, **more: Any) -> None:
         node = self.nodes.node(name)
         body = {
             "incarnation": node.incarnation,
             "addresses": [node.address],
             "used_bytes": node.used_bytes(),
             "capacity_bytes": capacity_bytes,
+            **more,
         }
         self.call("POST", f"/v1/nodes/{name}/heartbeat", body)
 

@@ -102,6 +102,8 @@ def test_roles_do_what_they_are_for(guarded: ControlApi) -> None:
         guarded.call("POST", "/v1/nodes/register", register)
     with pytest.raises(errors.Forbidden):
         guarded.call("DELETE", "/v1/nodes/n1")
+    with pytest.raises(errors.Forbidden):
+        guarded.ranges("n1", [])
     _login(guarded, "a", "node")
     with pytest.raises(errors.Forbidden):
         guarded.call("POST", "/v1/fs/create", {"path": "/f"})

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 import gd2fs
-from gd2fs.control import nodes, requests
+from gd2fs.control import nodes, ranges, requests
 from gd2fs.control.http_edge import Caller, Control
 
 router = APIRouter()
@@ -62,6 +62,13 @@ def heartbeat(control: Control, caller: Caller, node: str, body: requests.Heartb
     return {"ok": True}
 
 
+@router.post("/v1/nodes/{node}/ranges")
+def take_ranges(control: Control, caller: Caller, node: str, body: requests.Ranges) -> dict[str, Any]:
+    """How far the node's columns are valid: all of them before its first heartbeat, later what changed."""
+    caller.require("node")
+    return control.write(lambda connection, now: ranges.take(connection, node, body))
+
+
 @router.get("/v1/nodes")
 def list_nodes(control: Control, caller: Caller) -> dict[str, Any]:
     return {"nodes": control.read(nodes.describe)}
@@ -69,7 +76,7 @@ def list_nodes(control: Control, caller: Caller) -> dict[str, Any]:
 
 @router.delete("/v1/nodes/{node}")
 def leave(control: Control, caller: Caller, node: str) -> dict[str, Any]:
-    """The node ends on purpose, with everything in its memory."""
+    """The node ends on purpose, with everything in its memory; what it has on a log comes back with it."""
     caller.require("node")
     control.write(lambda connection, now: nodes.leave(connection, node))
     return {"ok": True}

@@ -1,4 +1,4 @@
-"""Control's line to the nodes: SEAL, DELETE and STAT of columns, and the ids of a `.tokens` file."""
+"""Control's line to the nodes: what it asks of columns, and the ids of a `.tokens` file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -19,16 +20,19 @@ if TYPE_CHECKING:
     from gd2fs import _native
 
 ITEMS_MAX = 4096
-"""Items of one SEAL, DELETE or STAT."""
-_SEAL, _DELETE, _STAT = 16, 17, 18
+"""Items of one call, and of one page of LIST."""
+_SEAL, _DELETE, _STAT, _PIN, _UNPIN, _LIST, _SCRUB = range(16, 23)
 _TIMEOUT_MS = 3_000
 """A column operation is microseconds of work; a node that takes longer counts as away and is asked again
 later."""
+_PIN_TIMEOUT_MS = 1_000
+"""A request waits for its plan, and would rather recompute than wait for a node that hangs."""
 _READERS_MAX = 4
 """Readers of ids at the same time: only edited conversations need one, for a few hundred KiB."""
 _TOKEN_LIFE_S = 24 * 3600
 
 Item = dict[str, Any]
+Items = list[Item]
 T = TypeVar("T")
 
 
@@ -49,6 +53,22 @@ class NodeLink(Protocol):
         """Returns the incarnation and {"length", "sealed", "grant", "epoch", "bytes"} of each item, None: not
         known."""
 
+    def pin(self, addresses: Sequence[str], items: list[Item]) -> tuple[int, list[Item]]:
+        """Keeps ranges from being evicted. Returns the incarnation and {"status", "valid", "message"} of each
+        item; `valid`: the first byte of the range that is missing, None: all are there."""
+
+    def unpin(self, addresses: Sequence[str], items: list[Item]) -> tuple[int, list[Item]]:
+        """Ends pins. Returns the incarnation and {"ranges": n} of each item."""
+
+    def list(self, addresses: Sequence[str], after: Item | None, limit: int) -> tuple[int, Item]:
+        """A page of a node's columns in the order of (file, column): the incarnation and {"items", "next"}.
+        An item is {"file", "column", "epoch", "sealed", "grant", "length", "valid", "dram_bytes",
+        "nvme_bytes"}; `next` is the `after` of the following page, None at the end."""
+
+    def scrub(self, addresses: Sequence[str], start: bool) -> tuple[int, Item]:
+        """Starts a scrub if `start` and none runs. Returns the incarnation and {"running", "bytes",
+        "bytes_total", "corrupt_chunks", "seconds", "rounds"}."""
+
     def read_ids(self, layout: dict[str, Any], first: int, count: int) -> Ids:
         """`count` token ids of a `.tokens` file from id `first` on."""
 
@@ -61,20 +81,34 @@ class NativeNodeLink:
     def __init__(self, cluster: str, keys: Keys) -> None:
         self._cluster = cluster
         self._keys = keys
-        self._line = _Renewed(self._connect)
+        self._line = _Renewed(partial(self._connect, _TIMEOUT_MS))
+        # Of its own, so that a plan does not wait behind slower calls either.
+        self._pin_line = _Renewed(partial(self._connect, _PIN_TIMEOUT_MS))
         # Slots of clients that are not in use; a slot is filled with its first use.
         self._readers: queue.SimpleQueue[_Renewed[_native.Client]] = queue.SimpleQueue()
         for _ in range(_READERS_MAX):
             self._readers.put(_Renewed(self._connect_reader))
 
     def seal(self, addresses: Sequence[str], items: list[Item]) -> tuple[int, list[Item]]:
-        return self._call(addresses, _SEAL, items)
+        return self._items(self._line, addresses, _SEAL, items)
 
     def delete(self, addresses: Sequence[str], items: list[Item]) -> tuple[int, list[Item]]:
-        return self._call(addresses, _DELETE, items)
+        return self._items(self._line, addresses, _DELETE, items)
 
     def stat(self, addresses: Sequence[str], items: list[Item]) -> tuple[int, list[Item | None]]:
-        return self._call(addresses, _STAT, items)
+        return self._items(self._line, addresses, _STAT, items)
+
+    def pin(self, addresses: Sequence[str], items: list[Item]) -> tuple[int, list[Item]]:
+        return self._items(self._pin_line, addresses, _PIN, items)
+
+    def unpin(self, addresses: Sequence[str], items: list[Item]) -> tuple[int, list[Item]]:
+        return self._items(self._line, addresses, _UNPIN, items)
+
+    def list(self, addresses: Sequence[str], after: Item | None, limit: int) -> tuple[int, Item]:
+        return self._call(self._line, addresses, _LIST, {"after": after, "limit": limit})
+
+    def scrub(self, addresses: Sequence[str], start: bool) -> tuple[int, Item]:
+        return self._call(self._line, addresses, _SCRUB, {"start": start})
 
     def read_ids(self, layout: dict[str, Any], first: int, count: int) -> Ids:
         buffer = np.empty(count * ID_BYTES, dtype=np.uint8)
@@ -107,18 +141,27 @@ class NativeNodeLink:
         for _ in range(_READERS_MAX):
             self._readers.get().drop()
         self._line.drop()
+        self._pin_line.drop()
 
-    def _call(self, addresses: Sequence[str], opcode: int, items: list[Item]) -> tuple[int, list[Any]]:
-        payload = json.dumps({"items": items}).encode()
+    def _items(
+        self, line: _Renewed[_native.NodeLink], addresses: Sequence[str], opcode: int, items: Items
+    ) -> tuple[int, Any]:
+        incarnation, reply = self._call(line, addresses, opcode, {"items": items})
+        return incarnation, reply["items"]
+
+    def _call(
+        self, line: _Renewed[_native.NodeLink], addresses: Sequence[str], opcode: int, message: Item
+    ) -> tuple[int, Item]:
+        payload = json.dumps(message).encode()
         failure: errors.Gd2fsError = errors.Disconnected("the node has no address yet")
         for address in addresses:
             try:
-                code, incarnation, reply = self._line.get().call(address, opcode, payload)
+                code, incarnation, reply = line.get().call(address, opcode, payload)
             except errors.Gd2fsError as error:
                 failure = error
                 continue
             if code == 0:
-                return incarnation, json.loads(reply)["items"]
+                return incarnation, json.loads(reply)
             failure = errors.from_code(code, f"{address}: {_message(reply)}")
             if not failure.retryable:
                 break
@@ -127,10 +170,10 @@ class NativeNodeLink:
     def _token(self) -> str:
         return self._keys.sign(Token("default", "control", int(time.time()) + _TOKEN_LIFE_S))
 
-    def _connect(self) -> _native.NodeLink:
+    def _connect(self, timeout_ms: int) -> _native.NodeLink:
         from gd2fs import _native
 
-        return _native.NodeLink(self._cluster, self._token(), _TIMEOUT_MS)
+        return _native.NodeLink(self._cluster, self._token(), timeout_ms)
 
     def _connect_reader(self) -> _native.Client:
         from gd2fs import _native
