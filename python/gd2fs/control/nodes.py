@@ -34,7 +34,9 @@ def register(connection: Connection, now: float, body: requests.Register) -> int
     values: dict[str, Any] = {
         "state": "joined",
         "incarnation": incarnation,
-        "addresses": body.addresses,
+        # Whatever it says here: it counts as alive with its first heartbeat, when it listens and, if it has a
+        # log, has reported what came back.
+        "addresses": [],
         "http": body.http,
         "capacity_bytes": body.memory_bytes,
         "used_bytes": 0,
