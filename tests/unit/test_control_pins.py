@@ -81,12 +81,15 @@ def test_a_retry_takes_the_place_of_its_predecessors_pins(api: ControlApi, sessi
     _eventually(lambda: set(_node(api).pins) == {again["plan"]})
 
 
-def test_a_plan_that_is_refused_leaves_no_pin(api: ControlApi, session: str) -> None:
-    for number in range(64):
+def test_a_plan_that_is_refused_leaves_no_pin(
+    api: ControlApi, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gd2fs.control.plans.PLANS_MAX", 3)
+    for number in range(3):
         api.plan(session, NEXT, f"r{number}")
     with pytest.raises(errors.Overloaded):
         api.plan(session, NEXT, "one too many")
-    _eventually(lambda: len(_node(api).pins) == 64)
+    _eventually(lambda: len(_node(api).pins) == 3)
 
 
 def test_what_was_evicted_since_the_last_report_shortens_the_plan(api: ControlApi, session: str) -> None:

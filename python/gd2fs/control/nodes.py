@@ -120,6 +120,16 @@ def is_alive(row: RowMapping, now: float) -> bool:
     return row["state"] == "joined" and now - row["heartbeat_at"] <= LEASE_S and bool(row["addresses"])
 
 
+def living(connection: Connection, now: float, node: str) -> RowMapping:
+    """The row of a node that may be asked. Raises NotFound, Unavailable."""
+    row = connection.execute(select(nodes).where(nodes.c.node == node)).mappings().one_or_none()
+    if row is None:
+        raise errors.NotFound(f"node {node:.80} is not registered; `gd2fs status` lists those that are")
+    if not is_alive(row, now):
+        raise errors.Unavailable(f"node {node} is not alive; it can only be asked when it is back")
+    return row
+
+
 def free_bytes(row: RowMapping) -> int:
     """What may still be written there: what is empty, and what the node would evict for it."""
     return max(0, row["capacity_bytes"] - row["used_bytes"] + row["evictable_bytes"])

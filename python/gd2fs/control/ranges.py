@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, update
 
 from gd2fs.control import nodes, requests
 from gd2fs.control.schema import file_columns, files
+
+Key = tuple[str, int]
+"""File and ordinal of a column."""
 
 _KNOWN = (
     select(
@@ -37,11 +41,8 @@ def take(connection: Connection, node: str, body: requests.Ranges) -> dict[str, 
     fsck); `stale`: those of another epoch, which prove nothing. Raises StaleIncarnation, NotFound.
     """
     nodes.lock_current(connection, node, body.incarnation)
-    wanted = {"node": node, "files": sorted({item.file for item in body.items})}
-    known = {(row.file, row.ordinal): row for row in connection.execute(_KNOWN, wanted)}
-    now: dict[tuple[str, int], tuple[int, int | None]] = {
-        key: (row.born, row.valid) for key, row in known.items()
-    }
+    known = _known(connection, node, {item.file for item in body.items})
+    said: dict[Key, int | None] = {}
     unknown: list[dict[str, Any]] = []
     stale: list[dict[str, Any]] = []
     for item in body.items:
@@ -52,19 +53,37 @@ def take(connection: Connection, node: str, body: requests.Ranges) -> dict[str, 
         elif row.epoch != item.epoch:
             stale.append({"file": item.file, "column": item.column, "epoch": row.epoch})
         else:
-            born, valid = now[key]
-            said = item.valid_below(row.sealed)
-            # Within one incarnation a column only loses bytes: a report that comes late brings none back.
-            now[key] = body.incarnation, lesser(valid, said) if born == body.incarnation else said
+            end = item.valid_below(row.sealed)
+            said[key] = lesser(said[key], end) if key in said else end
+    _prove(connection, body.incarnation, known, said)
+    return {"taken": len(body.items) - len(unknown) - len(stale), "unknown": unknown, "stale": stale}
+
+
+def sink(connection: Connection, node: str, incarnation: int, ends: Mapping[Key, int | None]) -> None:
+    """Notes valid prefixes of columns of `node` that somebody else has found out. Raises StaleIncarnation."""
+    nodes.lock_current(connection, node, incarnation)
+    known = _known(connection, node, {file for file, _ in ends})
+    _prove(connection, incarnation, known, {key: end for key, end in ends.items() if key in known})
+
+
+def _known(connection: Connection, node: str, wanted: Collection[str]) -> dict[Key, Any]:
+    rows = connection.execute(_KNOWN, {"node": node, "files": sorted(wanted)})
+    return {(row.file, row.ordinal): row for row in rows}
+
+
+def _prove(
+    connection: Connection, incarnation: int, known: Mapping[Key, Any], said: Mapping[Key, int | None]
+) -> None:
+    changed = []
     # In the order of the key, so that two transactions that meet here wait for each other and no more.
-    changed = [
-        {"id": file, "column": ordinal, "incarnation": born, "to": valid}
-        for (file, ordinal), (born, valid) in sorted(now.items(), key=lambda entry: entry[0])
-        if (born, valid) != (known[file, ordinal].born, known[file, ordinal].valid)
-    ]
+    for key, end in sorted(said.items(), key=lambda entry: entry[0]):
+        row = known[key]
+        # Within one incarnation a column only loses bytes: a report that comes late brings none back.
+        valid = lesser(row.valid, end) if row.born == incarnation else end
+        if (row.born, row.valid) != (incarnation, valid):
+            changed.append({"id": key[0], "column": key[1], "incarnation": incarnation, "to": valid})
     if changed:
         connection.execute(_PROVE, changed)
-    return {"taken": len(body.items) - len(unknown) - len(stale), "unknown": unknown, "stale": stale}
 
 
 def lesser(one: int | None, other: int | None) -> int | None:

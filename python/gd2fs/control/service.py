@@ -13,6 +13,7 @@ from gd2fs.control import schema as t
 from gd2fs.control.commits import Committer
 from gd2fs.control.database import Clock, Database
 from gd2fs.control.files import new_id
+from gd2fs.control.fsck import Fsck
 from gd2fs.control.lengths import Lengths
 from gd2fs.control.metrics import Metrics
 from gd2fs.control.migrate import upgrade
@@ -52,6 +53,7 @@ class Service:
         self.planner = Planner(self.database, self.link, self.pins, keys, self.cluster, plan_ttl_s)
         self.committer = Committer(self.database, self.link, self.pins, self.cluster)
         self.reclaimer = Reclaimer(self.database, self.link)
+        self.fsck = Fsck(self.database, self.link)
         self.metrics = Metrics()
 
     def read(self, work: Callable[[Connection, float], T]) -> T:

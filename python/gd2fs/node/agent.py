@@ -67,9 +67,9 @@ class Agent:
         """Serves until `stopping` is set (0) or control no longer knows this incarnation
         (EXIT_REGISTRATION_LOST).
 
-        Raises PermissionError if it would listen beyond loopback without keys, ValueError for a log file without
-        a size, OSError if it cannot listen or another node runs over its data directory, RegistrationRefused if
-        control will not have it.
+        Raises PermissionError if it would listen beyond loopback without keys, ValueError for a log file
+        without a size, OSError if it cannot listen or another node runs over its data directory,
+        RegistrationRefused if control will not have it.
         """
         config = self._config
         listens = [
