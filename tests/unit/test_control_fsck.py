@@ -90,6 +90,12 @@ def test_orphans_are_deleted_where_they_are(api: ControlApi) -> None:
     assert ("ab" * 16, 3) in _node(api).deleted and len(_node(api).columns) == 2
 
 
+def test_the_largest_page_of_orphans_is_deleted_too(api: ControlApi) -> None:
+    for number in range(4096):
+        _node(api).columns[f"{number:032x}", 0] = FakeColumn(1, 1)
+    assert len(_fsck(api, repair=True, limit=4096)) == 4096 and _node(api).columns == {}
+
+
 def test_a_file_that_is_made_while_fsck_looks_is_no_orphan_and_not_missing(api: ControlApi) -> None:
     made: list[str] = []
 
