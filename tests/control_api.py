@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fastapi.testclient import TestClient
@@ -12,6 +14,8 @@ from sqlalchemy import func, select
 
 from gd2fs import errors
 from gd2fs.control.app import create_app
+from gd2fs.control.database import Database
+from gd2fs.control.migrate import upgrade
 from gd2fs.control.service import Service
 from gd2fs.kv import digest, ids_to_bytes
 from gd2fs.signing import Keys
@@ -147,12 +151,26 @@ class ControlApi:
         return self.service.database.read(lambda c: c.scalar(select(func.count()).select_from(table)) or 0)
 
 
+@cache
+def _migrated() -> bytes:
+    """An empty database of this version: hundreds of tests begin with one."""
+    with TemporaryDirectory() as directory:
+        file = Path(directory) / "control.db"
+        database = Database(f"sqlite:///{file}")
+        upgrade(database)
+        database.close()
+        return file.read_bytes()
+
+
 @contextmanager
 def control(directory: Path, keys: Keys | None = None, **options: Any) -> Iterator[ControlApi]:
     """Control over a fresh database in `directory`; its worker runs only when the test calls `sweep`."""
     keys = keys or Keys.development()
     nodes, clock = FakeNodes(keys), FakeClock()
-    url = f"sqlite:///{directory / 'control.db'}"
+    file = directory / "control.db"
+    if not file.exists():
+        file.write_bytes(_migrated())
+    url = f"sqlite:///{file}"
     app = create_app(url, keys, nodes, "test", clock=clock, background=False, **options)
     with TestClient(app, base_url="http://control:7527") as client:
         yield ControlApi(client, nodes, clock)
