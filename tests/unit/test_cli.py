@@ -65,6 +65,9 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
         "flush",
         "sessions",
         "status",
+        "top",
+        "fsck",
+        "scrub",
         "config",
         "token",
         "doctor",
@@ -73,7 +76,7 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["up", "node", "control", "engine", "gateway", "demo", "put", "sessions list"]
+    "command", ["up", "node", "control", "engine", "gateway", "demo", "put", "sessions list", "fsck"]
 )
 def test_every_help_text_says_something(tmp_path: Path, command: str) -> None:
     done = gd2fs(*command.split(), "--help", cwd=tmp_path)
@@ -141,6 +144,9 @@ def test_failures_are_one_object_too(tmp_path: Path, arguments: list[str], code:
         "rm /a",
         "where /a",
         "status",
+        "top",
+        "fsck",
+        "scrub",
         "sessions list",
         "sessions show s",
     ],

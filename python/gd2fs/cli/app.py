@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gd2fs.cli import bench, configuration, doctor, files, run, sessions, status, token
+from gd2fs.cli import bench, configuration, doctor, files, run, sessions, status, token, top, upkeep
 from gd2fs.cli.output import INTERRUPTED, report_failure
 
 CLUSTER = "Cluster"
@@ -52,6 +52,9 @@ app.command("node", rich_help_panel=CLUSTER)(run.node)
 app.command("engine", rich_help_panel=CLUSTER)(run.engine)
 app.command("gateway", rich_help_panel=CLUSTER)(run.gateway)
 app.command("status", rich_help_panel=CLUSTER)(status.status)
+app.command("top", rich_help_panel=CLUSTER)(top.top)
+app.command("fsck", rich_help_panel=CLUSTER)(upkeep.fsck)
+app.command("scrub", rich_help_panel=CLUSTER)(upkeep.scrub)
 app.command("ls", rich_help_panel=FILES)(files.ls)
 app.command("stat", rich_help_panel=FILES)(files.stat)
 app.command("put", rich_help_panel=FILES)(files.put)

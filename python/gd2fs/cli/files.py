@@ -38,6 +38,7 @@ def describe(info: FileInfo) -> dict[str, Any]:
         "width": info.width,
         "created_at": info.created_at,
         "lost": info.lost,
+        "valid": info.valid,
     }
 
 

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -24,6 +25,8 @@ _SEAL, _DELETE, _STAT, _PIN, _UNPIN, _LIST, _SCRUB = range(16, 23)
 _TIMEOUT_MS = 3_000
 """A column operation is microseconds of work; a node that takes longer counts as away and is asked again
 later."""
+_PIN_TIMEOUT_MS = 1_000
+"""A request waits for its plan, and would rather recompute than wait for a node that hangs."""
 _READERS_MAX = 4
 """Readers of ids at the same time: only edited conversations need one, for a few hundred KiB."""
 _TOKEN_LIFE_S = 24 * 3600
@@ -84,7 +87,9 @@ class NativeNodeLink:
     def __init__(self, cluster: str, keys: Keys) -> None:
         self._cluster = cluster
         self._keys = keys
-        self._line = _Renewed(self._connect)
+        self._line = _Renewed(partial(self._connect, _TIMEOUT_MS))
+        # Of its own: a plan does not wait behind other calls either.
+        self._pin_line = _Renewed(partial(self._connect, _PIN_TIMEOUT_MS))
         # Slots of clients that are not in use; a slot is filled with its first use.
         self._readers: queue.SimpleQueue[_Renewed[_native.Client]] = queue.SimpleQueue()
         for _ in range(_READERS_MAX):
@@ -100,7 +105,8 @@ class NativeNodeLink:
         return self._call(addresses, _STAT, items)
 
     def pin(self, addresses: Sequence[str], items: Items) -> tuple[int, Items]:
-        return self._call(addresses, _PIN, items)
+        incarnation, reply = self._ask(addresses, _PIN, {"items": items}, self._pin_line)
+        return incarnation, reply["items"]
 
     def unpin(self, addresses: Sequence[str], items: Items) -> tuple[int, Items]:
         return self._call(addresses, _UNPIN, items)
@@ -142,17 +148,24 @@ class NativeNodeLink:
         for _ in range(_READERS_MAX):
             self._readers.get().drop()
         self._line.drop()
+        self._pin_line.drop()
 
     def _call(self, addresses: Sequence[str], opcode: int, items: Items) -> tuple[int, Answers]:
         incarnation, reply = self._ask(addresses, opcode, {"items": items})
         return incarnation, reply["items"]
 
-    def _ask(self, addresses: Sequence[str], opcode: int, message: Item) -> tuple[int, Item]:
+    def _ask(
+        self,
+        addresses: Sequence[str],
+        opcode: int,
+        message: Item,
+        line: _Renewed[_native.NodeLink] | None = None,
+    ) -> tuple[int, Item]:
         payload = json.dumps(message).encode()
         failure: errors.Gd2fsError = errors.Disconnected("the node has no address yet")
         for address in addresses:
             try:
-                code, incarnation, reply = self._line.get().call(address, opcode, payload)
+                code, incarnation, reply = (line or self._line).get().call(address, opcode, payload)
             except errors.Gd2fsError as error:
                 failure = error
                 continue
@@ -166,10 +179,10 @@ class NativeNodeLink:
     def _token(self) -> str:
         return self._keys.sign(Token("default", "control", int(time.time()) + _TOKEN_LIFE_S))
 
-    def _connect(self) -> _native.NodeLink:
+    def _connect(self, timeout_ms: int) -> _native.NodeLink:
         from gd2fs import _native
 
-        return _native.NodeLink(self._cluster, self._token(), _TIMEOUT_MS)
+        return _native.NodeLink(self._cluster, self._token(), timeout_ms)
 
     def _connect_reader(self) -> _native.Client:
         from gd2fs import _native
