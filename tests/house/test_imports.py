@@ -36,6 +36,8 @@ CRATES = {
     "gd2fs-node": {"gd2fs-wire", "gd2fs-transport", "gd2fs-store"},
     "gd2fs-client": {"gd2fs-wire", "gd2fs-transport"},
     "gd2fs-bench": {"gd2fs-wire", "gd2fs-transport", "gd2fs-client"},
+    # For tests alone; nothing that ships knows it.
+    "gd2fs-disk": {"gd2fs-device"},
     "gd2fs-py": {"gd2fs-wire", "gd2fs-transport", "gd2fs-node", "gd2fs-client", "gd2fs-bench"},
 }
 
