@@ -77,6 +77,8 @@ class Reader:
             for run in _runs(pieces):
                 for piece, data in self._read(run):
                     version = self._compare(piece, data) if len(data) else HOLE
+                    if version == HOLE and piece.dropped:
+                        continue
                     for later in piece.versions:
                         # Under a later version nobody sees whether this one is there.
                         if version is not None and version <= later:

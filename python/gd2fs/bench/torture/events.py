@@ -21,7 +21,8 @@ PAUSE_S_MAX = 0.8
 """Well below a node's lease: a pause is no death."""
 SLOW_MS = (5, 120)
 FLIP_CHANCE = 0.05
-DAMAGE_CHANCE = 0.2
+BEGIN_S = 15.0
+"""A client that has not begun by then never will."""
 
 #: (event, weight); those of disks are left out where there are none.
 KINDS = (
@@ -46,7 +47,7 @@ class Events:
     clients: list[ClientProcess]
     random: Random
     counters: Counters
-    damage: bool = False
+    damage: bool
     _story: list[str] = field(default_factory=list)
 
     @property
@@ -58,14 +59,10 @@ class Events:
         disks = [disk for node in self.cluster.nodes.values() for disk in node.disks]
         kinds = [(kind, weight) for kind, weight in KINDS if disks or kind not in OF_DISKS]
         names, weights = zip(*kinds, strict=True)
+        self._await_clients()
         chosen = ["power_cut" if disks else "kill_node"]
         chosen += self.random.choices(names, weights, k=self.random.randint(0, MORE_MAX))
         self.random.shuffle(chosen)
-        if disks and self.random.random() < DAMAGE_CHANCE:
-            self.damage = True
-            self._story.append("flips")
-            for disk in disks:
-                disk.rule("flip", on=["read"], chance=FLIP_CHANCE)
         for event in chosen:
             # The first needs something to destroy.
             time.sleep(self.random.uniform(0.3, 1.0) * seconds / len(chosen))
@@ -73,17 +70,32 @@ class Events:
             getattr(self, f"_{event}")()
         time.sleep(self.random.uniform(0.1, 0.3))
 
+    def _await_clients(self) -> None:
+        until = time.monotonic() + BEGIN_S
+        while not all(client.journal.exists() for client in self.clients) and time.monotonic() < until:
+            time.sleep(0.02)
+
     def mend(self) -> None:
-        """All disks are as they should be; what ended by itself is a violation, and is started again."""
-        for node in self.cluster.nodes.values():
-            for disk in node.disks:
-                disk.clear()
+        """Everything is up and in order; what ended by itself is a violation. With ``damage``, the disks flip
+        bits of what is read from now on: after recovery, so that there is something left to damage."""
+        self.calm()
         found = self.cluster.crashed()
         self.counters.blame([Violation("crashed", "", 0, 0, what) for what in found], self.story)
         for name, node in self.cluster.nodes.items():
             if node.child is not None and not node.child.running:
                 self.cluster.kill_node(name)
                 self.cluster.start_node(name)
+        if self.damage:
+            self._story.append("flips")
+            for node in self.cluster.nodes.values():
+                for disk in node.disks:
+                    disk.rule("flip", on=["read"], chance=FLIP_CHANCE)
+
+    def calm(self) -> None:
+        """No disk does anything wrong any more."""
+        for node in self.cluster.nodes.values():
+            for disk in node.disks:
+                disk.clear()
 
     def _node(self) -> str:
         return self.random.choice(list(self.cluster.nodes))

@@ -16,8 +16,8 @@ from gd2fs.bench.torture.cluster import Cluster
 from gd2fs.bench.torture.events import Events
 from gd2fs.bench.torture.journal import read
 from gd2fs.bench.torture.stale import StaleWriters
-from gd2fs.bench.torture.verdict import Gone, Verdict
-from gd2fs.bench.torture.writer import ROOT
+from gd2fs.bench.torture.verdict import Gone, Verdict, delete_all
+from gd2fs.bench.torture.writer import ROOT, THREADS
 from gd2fs.client.connect import connect
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ class Settings:
     clients: int = 2
     seconds: float = 2.0
     """Of one loop, without what the processes need to be back and the check."""
+    pressure: float = 0.2
+    """Share of the loops whose data is more than the logs hold."""
+    damage: float = 0.2
+    """Share of the loops whose disks flip bits when the check reads from them."""
     stop_at_first: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -128,23 +132,11 @@ class Torture:
         random = Random(seed)
         directory = self.settings.directory / f"loop-{seed}"
         directory.mkdir()
-        pressure = self.settings.logs > 0 and random.random() < 0.2
-        # Live data beyond memory, so that reads are cold; under pressure beyond the log, too.
-        share = (2.0 if pressure else 0.4) if self.settings.logs else 0.08
-        room = self.settings.nodes * max(self.settings.logs, 1) * self.settings.log_bytes
-        budget = int(share * room) // (2 * self.settings.clients)
-        clients = [
-            ClientProcess(
-                f"c{number}",
-                self.cluster.control,
-                directory / f"c{number}.journal",
-                seed,
-                budget,
-                self.settings.nodes,
-            )
-            for number in range(self.settings.clients)
-        ]
-        events = Events(self.cluster, clients, random, self.counters)
+        disks = self.settings.logs > 0
+        pressure = disks and random.random() < self.settings.pressure
+        damage = disks and random.random() < self.settings.damage
+        clients = self._clients(directory, seed, pressure)
+        events = Events(self.cluster, clients, random, self.counters, damage)
         with connect(self.cluster.control, timeout_s=CHECK_TIMEOUT_S) as client:
             client.mkdir(ROOT)
             stale = StaleWriters(self.cluster, client)
@@ -157,15 +149,27 @@ class Torture:
                 for process in clients:
                     process.stop()
             events.mend()
-            where = f"seed {seed} ({events.story}{', full' if pressure else ''})"
-            self._check(
-                client,
-                clients,
-                stale,
-                Allowance(self.cluster.timeline, events.damage, self.cluster.evicted if pressure else None),
-                where,
+            story = f"{events.story}{', full' if pressure else ''}"
+            evicted = self.cluster.evicted if pressure else None
+            allowed = Allowance(self.cluster.timeline, damage, evicted)
+            self._check(client, clients, stale, allowed, f"seed {seed} ({story})")
+            events.calm()
+            # What is gone must stay gone through the next loop's deaths, too.
+            delete_all(client)
+        return story
+
+    def _clients(self, directory: Path, seed: int, pressure: bool) -> list[ClientProcess]:
+        """Live data beyond memory, so that reads are cold; under pressure beyond the logs, too."""
+        settings = self.settings
+        share = (2.0 if pressure else 0.4) if settings.logs else 0.08
+        room = settings.nodes * max(settings.logs, 1) * settings.log_bytes
+        budget = int(share * room) // (THREADS * settings.clients)
+        return [
+            ClientProcess(
+                name, self.cluster.control, directory / f"{name}.journal", seed, budget, settings.nodes
             )
-        return f"{events.story}{', full' if pressure else ''}"
+            for name in (f"c{number}" for number in range(settings.clients))
+        ]
 
     def _check(
         self,
@@ -192,5 +196,4 @@ class Torture:
         counters.bytes_checked += verdict.bytes_checked
         counters.bytes_missing += verdict.bytes_missing
         counters.stale_attempts += verdict.stale_attempts
-        # They must stay gone through the next loop's deaths, too.
-        self._gone = verdict.delete_all()
+        self._gone = verdict.files()

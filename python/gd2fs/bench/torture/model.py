@@ -58,6 +58,8 @@ class Piece:
     """When it was acknowledged; infinite if it was not."""
     durable: bool = False
     """Whether a flush was acknowledged after it."""
+    dropped: bool = False
+    """Whether a new grant may have made a hole of it, whatever became of the rest of the chunk."""
 
     @property
     def certain(self) -> bool:
@@ -155,9 +157,10 @@ class FileModel:
         """With a new grant goes what the one before wrote beyond the seal."""
         self.grant = grant
         for _, pieces in self.pieces():
+            _cut(pieces, self.sealed)
             for piece in pieces:
-                if piece.end > self.sealed and piece.versions[0] != HOLE:
-                    piece.versions, piece.durable = (HOLE, *piece.versions), False
+                if piece.start >= self.sealed and piece.versions[0] != HOLE:
+                    piece.versions, piece.durable, piece.dropped = (HOLE, *piece.versions), False, True
 
 
 def _overwrite(piece: Piece, version: int, begun: float, acknowledged: float) -> None:
@@ -167,6 +170,7 @@ def _overwrite(piece: Piece, version: int, begun: float, acknowledged: float) ->
     # What lies in the log is overwritten only durably; what stood there in memory alone was not.
     piece.durable = piece.durable and piece.versions[0] != HOLE
     piece.versions, piece.since, piece.acknowledged = (version,), begun, acknowledged
+    piece.dropped = False
 
 
 def _cut(pieces: list[Piece], at: int) -> None:

@@ -14,6 +14,7 @@ from gd2fs.bench.torture.check import MISSING, Violation
 from gd2fs.bench.torture.cluster import SEAL, Cluster
 from gd2fs.bench.torture.pattern import pattern
 from gd2fs.client import Client
+from gd2fs.client.files import File
 from gd2fs.signing import Capability, Keys
 
 UNIT = 64 << 10
@@ -33,8 +34,8 @@ class StaleWriters:
     violations: list[Violation] = field(default_factory=list)
     attempts: int = 0
     _since: float = 0.0
-    _paths: dict[str, str] = field(default_factory=dict)
-    """Of each node."""
+    _files: dict[str, tuple[str, File]] = field(default_factory=dict)
+    """Of each node, path and the writer's open file."""
 
     def prepare(self, directory: str) -> None:
         """Makes a file on each node, then raises its epoch and seals it there, as control would in a change
@@ -49,8 +50,10 @@ class StaleWriters:
             if node not in wanted:
                 continue
             wanted.discard(node)
-            self._paths[node] = path
-            self.client.write(path, 0, pattern(str(info.file_id), _FIRST, 0, UNIT))
+            current = _signed(self.client, layout)
+            file = self.client.open_layout(layout)
+            self._files[node] = path, file
+            file.write(0, pattern(str(info.file_id), _FIRST, 0, UNIT))
             if self.cluster.nodes[node].disks:
                 self.client.flush(path)
             item = {key: layout[key] for key in ("file", "stripe_unit", "width")}
@@ -59,36 +62,41 @@ class StaleWriters:
             (answer,) = self.cluster.ask(node, SEAL, [item])
             if answer["status"]:
                 raise errors.from_code(answer["status"], answer["message"])
+            self._try_sealed(path, current)
             if not wanted:
                 return
 
     def attempt(self) -> None:
         """Tries, and looks at the bytes. Every node must be up."""
-        for node, path in self._paths.items():
+        for node, (path, old) in self._files.items():
             # Control knows nothing of the new epoch: its layout is the stale writer's.
             stale = self.client.namespace.layout(path, "read,write")
             current = _signed(self.client, stale)
             file = stale["file"]
-            self._refused(path, stale, 0, "epoch")
+            self._refused(path, old, file, 0, "epoch")
+            self._refused(path, self.client.open_layout(stale), file, 0, "epoch")
             if self.cluster.timeline.died(node, self._since) and not self.cluster.nodes[node].disks:
                 # The seal went with the bytes; the epoch is kept on its disk in any case.
                 continue
-            self._refused(path, current, 0, "seal")
-            self._refused(path, current, SEALED - 1, "seal")
-            self._stands(path, current, _FIRST, 0, SEALED)
+            self._try_sealed(path, current)
             # Above the seal whoever is current may write.
             self.client.open_layout(current).write(
                 SEALED, pattern(file, _LAST, SEALED, UNIT - SEALED), timeout_s=TIMEOUT_S
             )
-            self._refused(path, stale, SEALED, "epoch")
+            self._refused(path, old, file, SEALED, "epoch")
             self._stands(path, current, _FIRST, 0, SEALED)
             self._stands(path, current, _LAST, SEALED, UNIT)
 
-    def _refused(self, path: str, layout: dict[str, Any], start: int, guard: str) -> None:
+    def _try_sealed(self, path: str, current: dict[str, Any]) -> None:
+        """Even the current writer changes nothing below the seal."""
+        for start in (0, SEALED - 1):
+            self._refused(path, self.client.open_layout(current), current["file"], start, "seal")
+        self._stands(path, current, _FIRST, 0, SEALED)
+
+    def _refused(self, path: str, writer: File, file: str, start: int, guard: str) -> None:
         self.attempts += 1
-        data = pattern(layout["file"], _LATE, start, SEALED)
         try:
-            self.client.open_layout(layout).write(start, data, timeout_s=TIMEOUT_S)
+            writer.write(start, pattern(file, _LATE, start, SEALED), timeout_s=TIMEOUT_S)
         except errors.Gd2fsError:
             return
         what = f"a write that the {guard} forbids was acknowledged"

@@ -132,11 +132,8 @@ class Verdict:
                 return True
         return False
 
-    def delete_all(self) -> list[Gone]:
-        """Ends the loop: nothing of it is needed any more. What must be gone from now on."""
-        self.client.delete(ROOT, recursive=True)
-        for session in self.client.sessions.list(limit=SESSIONS_MAX):
-            self.client.sessions.delete(session.session)
+    def files(self) -> list[Gone]:
+        """All that were judged: what the next loop's verdict must find gone once they are deleted."""
         return [_gone(model) for model in self._files]
 
     def _blame(self, kind: str, path: str, start: int, end: int, what: str) -> None:
@@ -145,3 +142,10 @@ class Verdict:
 
 def _gone(model: FileModel) -> Gone:
     return Gone(model.file, model.path, model.nodes)
+
+
+def delete_all(client: Client) -> None:
+    """Ends a loop: nothing of it is needed any more."""
+    client.delete(ROOT, recursive=True)
+    for session in client.sessions.list(limit=SESSIONS_MAX):
+        client.sessions.delete(session.session)
