@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ STOP_S = 20.0
 """A clean stop flushes everything; the arenas here are small."""
 CALL_MS = 5_000
 TOKEN_LIFE_S = 24 * 3600
-SEAL, DELETE, STAT = 16, 17, 18
+SEAL, STAT, SCRUB = 16, 18, 22
+METRICS_S = 5.0
 
 
 def nodes_have_logs() -> bool:
@@ -76,12 +78,11 @@ class Cluster:
             self._processes = self._stack.enter_context(Processes(directory))
             self._control, self.control = start_control(self._processes, directory, 0)
             for number in range(1, nodes + 1):
-                node = Node(f"node-{number}")
+                node = self.add_node(f"node-{number}")
                 for log in range(logs):
                     place = directory / f"{node.name}-disk-{log}"
                     disk = Disk(place, log_bytes, seed + 1000 * number + log)
                     node.disks.append(self._stack.enter_context(disk))
-                self.nodes[node.name] = node
                 self.start_node(node.name)
         except BaseException:
             self._stack.close()
@@ -91,9 +92,18 @@ class Cluster:
         return self
 
     def __exit__(self, *error: object) -> None:
+        # Nothing here is worth the flush of a clean end.
+        for node in self.nodes.values():
+            if node.child is not None:
+                self._processes.kill(node.child)
         self._stack.close()
 
     # Nodes
+
+    def add_node(self, name: str) -> Node:
+        """A node without disks, not started yet."""
+        self.nodes[name] = Node(name)
+        return self.nodes[name]
 
     def start_node(self, name: str) -> None:
         """Starts a node over its own directory and disks, and waits until control places files on it."""
@@ -170,15 +180,34 @@ class Cluster:
     # What the check wants to know
 
     def ask(self, name: str, opcode: int, items: Sequence[dict[str, Any]]) -> list[Any]:
-        """A control operation on a node, as control would send it. Raises errors of gd2fs.errors."""
+        """A control operation on columns of a node, as control would send it. Raises errors of
+        gd2fs.errors."""
+        answered: list[Any] = self.ask_one(name, opcode, {"items": list(items)})["items"]
+        return answered
+
+    def ask_one(self, name: str, opcode: int, message: dict[str, Any]) -> dict[str, Any]:
+        """The same with a message of its own."""
         token = Keys.development().sign(Token("default", "control", int(time.time()) + TOKEN_LIFE_S))
         link = _native.NodeLink(self.cluster_name(), token, CALL_MS)
         address = next(a for a in self.nodes[name].facts["addresses"] if a.startswith("tcp://"))
-        code, _, reply = link.call(address, opcode, json.dumps({"items": list(items)}).encode())
+        code, _, reply = link.call(address, opcode, json.dumps(message).encode())
         if code:
             raise errors.from_code(code, reply.decode(errors="replace"))
-        answered: list[Any] = json.loads(reply)["items"]
+        answered: dict[str, Any] = json.loads(reply)
         return answered
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """What the node shows on /metrics, without labels."""
+        with urllib.request.urlopen(self.nodes[name].facts["url"] + "/metrics", timeout=METRICS_S) as answer:
+            lines = answer.read().decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+        return {series.partition("{")[0]: float(value) for series, value in pairs}
+
+    def alive(self) -> list[str]:
+        """The nodes that control places files on."""
+        with connect(self.control) as client:
+            nodes = client.control("GET", "/v1/nodes")["nodes"]
+        return [node["node"] for node in nodes if node["state"] == "alive"]
 
     def cluster_name(self) -> str:
         with connect(self.control) as client:
