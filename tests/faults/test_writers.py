@@ -112,8 +112,7 @@ def test_a_scrub_finds_a_bit_that_turned_in_memory(start: Start) -> None:
     client.flush("/scrubbed")
     assert flip_in_memory(cluster, pattern(file, 1, 2 * UNIT + 100, 64).tobytes()) > 0
     cluster.ask_one(NODE, SCRUB, {"start": True})
-    eventually(
-        lambda: not cluster.ask_one(NODE, SCRUB, {"start": False})["running"], 10, "the end of the scrub"
-    )
-    assert cluster.ask_one(NODE, SCRUB, {"start": False})["corrupt_chunks"] >= 1
+    look = {"start": False}
+    eventually(lambda: not cluster.ask_one(NODE, SCRUB, look)["running"], 10, "the end of the scrub")
+    assert cluster.ask_one(NODE, SCRUB, look)["corrupt_chunks"] >= 1
     assert holds(client, "/scrubbed", file, 0, 2 * UNIT)
