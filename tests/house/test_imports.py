@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "node": {"_native", "client", "config", "errors", "signing"},
     "connectors": {"client", "errors", "kv"},
     "engine": {"_native", "client", "config", "connectors", "errors", "kv"},
-    # It starts a cluster of its own, as the commands do; the torture also forges what it must not get away with.
+    # It starts a cluster of its own, as the commands do; the torture also signs as control would.
     "bench": {"_native", "cli", "client", "config", "errors", "kv", "signing"},
     "gateway": {"client", "config", "errors", "kv"},
 }
