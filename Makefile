@@ -18,7 +18,7 @@ define suite
   echo "suite $(1): $$((SECONDS - start)) s"
 endef
 
-.PHONY: help build demo bench-io test lint fmt clean
+.PHONY: help build demo bench-io test test-faults lint fmt clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,13 @@ bench-io: build ## Data plane beside its ceilings and competitors; JSON and char
 test: build ## All tests: Rust, then Python (under 15 minutes on 2 cores)
 	$(call suite,rust,600,cargo test --release --locked --workspace --exclude gd2fs-py)
 	$(call suite,python,780,$(PY) -m pytest)
+	$(call suite,faults,300,$(PY) -m pytest -rs tests/faults)
+
+LOOPS ?= 100
+test-faults: build ## LOOPS=n loops of torture with kill -9 and power cuts; then each guard off, once
+	cargo build --release --locked -p gd2fs-disk
+	$(call suite,faults,$$((600 + 30 * $(LOOPS))),env LOOPS=$(LOOPS) $(PY) -m pytest -rsP tests/faults)
+	$(call suite,mutants,2400,$(PY) -m gd2fs.bench.torture.mutants --logs 1)
 
 lint: build ## ruff, mypy, clippy and rustfmt
 	$(call suite,ruff,60,$(VENV)/bin/ruff check python tests benchmarks)

@@ -124,7 +124,7 @@ pub(crate) fn build(file: &Arc<File>, path: &std::path::Path, options: &Options)
     };
     #[cfg(feature = "fault")]
     let engine = match &options.faults {
-        Some(faults) => faults.around(engine, Arc::clone(file), options.depth),
+        Some(faults) => faults.around(engine, options.depth),
         None => engine,
     };
     #[cfg(not(feature = "fault"))]

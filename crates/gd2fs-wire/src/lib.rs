@@ -3,6 +3,7 @@
 pub mod capability;
 pub mod code;
 pub mod fold;
+pub mod guard;
 pub mod header;
 pub mod messages;
 pub mod signing;

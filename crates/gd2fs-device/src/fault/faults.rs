@@ -1,6 +1,5 @@
 //! An engine around another that spoils some of its system calls.
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +10,6 @@ use gd2fs_transport::Memory;
 use parking_lot::Mutex;
 
 use super::{Dice, SECTOR};
-use crate::pool::call;
 use crate::workers::Workers;
 use crate::{Attempt, BLOCK, Buffer, Engine, Kind};
 
@@ -32,6 +30,8 @@ pub enum Effect {
     Flip,
     /// A write claims success and does nothing.
     Lost,
+    /// The disk lies about durability: a sync claims success and does nothing, a durable write is only an ordinary one.
+    Unsynced,
 }
 
 /// Which system calls an effect befalls: unless narrowed, all that it can, every time.
@@ -50,6 +50,7 @@ impl Rule {
     pub fn new(effect: Effect) -> Rule {
         let kinds = match effect {
             Effect::Torn(_) | Effect::Lost => vec![Kind::Write, Kind::WriteSync],
+            Effect::Unsynced => vec![Kind::Sync, Kind::WriteSync],
             Effect::Short | Effect::Flip => vec![Kind::Read, Kind::Write, Kind::WriteSync],
             Effect::Slow(_) | Effect::Error(_) => vec![Kind::Read, Kind::Write, Kind::Sync, Kind::WriteSync],
         };
@@ -128,14 +129,19 @@ impl Faults {
         self.0.lock().rules[rule].hits
     }
 
+    /// How many calls each rule has befallen, in the order of their numbers.
+    pub fn all_hits(&self) -> Vec<u32> {
+        self.0.lock().rules.iter().map(|rule| rule.hits).collect()
+    }
+
     /// The most system calls that were under way at once.
     pub fn under_way_max(&self) -> usize {
         self.0.lock().under_way_max
     }
 
-    pub(crate) fn around(&self, inner: Box<dyn Engine>, file: Arc<File>, depth: u32) -> Box<dyn Engine> {
+    pub(crate) fn around(&self, inner: Box<dyn Engine>, depth: u32) -> Box<dyn Engine> {
         let workers = Workers::new("gd2fs-faults", depth).expect("threads for a test");
-        Box::new(Faulty { inner: inner.into(), file, workers, faults: self.clone() })
+        Box::new(Faulty { inner: inner.into(), workers, faults: self.clone() })
     }
 
     /// Counts `attempt` and says what befalls it.
@@ -150,7 +156,6 @@ impl Faults {
 
 struct Faulty {
     inner: Arc<dyn Engine>,
-    file: Arc<File>,
     /// As many as the depth, so that slow calls are slow beside one another.
     workers: Workers,
     faults: Faults,
@@ -169,8 +174,8 @@ impl Engine for Faulty {
             moved
         });
         let Some((effect, dice)) = befallen else { return self.inner.start(attempt) };
-        let (inner, file) = (Arc::clone(&self.inner), Arc::clone(&self.file));
-        self.workers.run(move || inject(&*inner, &file, attempt, effect, dice));
+        let inner = Arc::clone(&self.inner);
+        self.workers.run(move || inject(inner, attempt, effect, dice));
     }
 
     fn stop(&self) {
@@ -189,7 +194,7 @@ fn then(
     Attempt { kind, offset, memory, done: Box::new(move |moved| done(change(&seen, moved))) }
 }
 
-fn inject(inner: &dyn Engine, file: &File, mut attempt: Attempt, effect: Effect, mut dice: Dice) {
+fn inject(inner: Arc<dyn Engine>, mut attempt: Attempt, effect: Effect, mut dice: Dice) {
     let length = attempt.memory.len();
     match effect {
         Effect::Slow(time) => {
@@ -212,16 +217,9 @@ fn inject(inner: &dyn Engine, file: &File, mut attempt: Attempt, effect: Effect,
             }));
         }
         Effect::Short => inner.start(attempt),
-        Effect::Torn(code) => {
-            let reaching = dice.tear(length / SECTOR);
-            match mix(file, attempt.offset, &attempt.memory, &reaching) {
-                Ok(mixed) => replace(inner, attempt, mixed, move |moved| match code {
-                    Some(code) => Err(io::Error::from_raw_os_error(code)),
-                    None => moved,
-                }),
-                Err(error) => (attempt.done)(Err(error)),
-            }
-        }
+        Effect::Torn(code) => tear(inner, attempt, dice.tear(length / SECTOR), code),
+        Effect::Unsynced if attempt.kind == Kind::Sync => (attempt.done)(Ok(0)),
+        Effect::Unsynced => inner.start(Attempt { kind: Kind::Write, ..attempt }),
         Effect::Flip => {
             let (byte, bit) = (dice.below(length), 1u8 << dice.below(8));
             if attempt.kind == Kind::Read {
@@ -232,7 +230,7 @@ fn inject(inner: &dyn Engine, file: &File, mut attempt: Attempt, effect: Effect,
             } else {
                 let mut copied = copy(&attempt.memory);
                 copied[byte] ^= bit;
-                replace(inner, attempt, copied, |moved| moved);
+                replace(&*inner, attempt, copied, |moved| moved);
             }
         }
     }
@@ -266,20 +264,31 @@ fn copy(memory: &Memory) -> Buffer {
     bytes
 }
 
-/// What a range holds once of `new`'s sectors those have reached it that `reaching` names.
-fn mix(file: &File, offset: u64, new: &Memory, reaching: &[bool]) -> io::Result<Buffer> {
-    let mut mixed = Buffer::new(new.len());
-    // SAFETY: `mixed` outlives the call and is not used meanwhile.
-    let read = call(file, Kind::Read, offset, &unsafe { mixed.slice() }.into())?;
-    if read < new.len() {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    let new = copy(new);
-    let sectors = mixed.chunks_exact_mut(SECTOR).zip(new.chunks_exact(SECTOR)).zip(reaching);
-    for ((old, new), _) in sectors.filter(|(_, reaches)| **reaches) {
-        old.copy_from_slice(new);
-    }
-    Ok(mixed)
+/// Lets those of a write's sectors through that `reaching` names. The others keep what they hold for a reader, so they are
+/// read through `inner`, which may have a cache; then the write fails with `code` or, with none, claims success.
+fn tear(inner: Arc<dyn Engine>, attempt: Attempt, reaching: Vec<bool>, code: Option<i32>) {
+    let (offset, length) = (attempt.offset, attempt.memory.len());
+    let mut mixed = Buffer::new(length);
+    // SAFETY: `done` owns the buffer and uses it only when the read is over.
+    let memory = unsafe { mixed.slice() }.into();
+    let below = Arc::clone(&inner);
+    let done = Box::new(move |read: io::Result<usize>| {
+        let whole = read
+            .and_then(|read| if read == length { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) });
+        if let Err(error) = whole {
+            return (attempt.done)(Err(error));
+        }
+        let new = copy(&attempt.memory);
+        let sectors = mixed.chunks_exact_mut(SECTOR).zip(new.chunks_exact(SECTOR)).zip(reaching);
+        for ((old, new), _) in sectors.filter(|(_, reaches)| *reaches) {
+            old.copy_from_slice(new);
+        }
+        replace(&*below, attempt, mixed, move |moved| match code {
+            Some(code) => Err(io::Error::from_raw_os_error(code)),
+            None => moved,
+        });
+    });
+    inner.start(Attempt { kind: Kind::Read, offset, memory, done });
 }
 
 /// Overwrites what lies behind the first `start` bytes of a read's memory.

@@ -71,7 +71,8 @@ impl PowerCut {
         PowerCut(Arc::new(Mutex::new(State { dice: Dice(seed), off: false, disks: Vec::new() })))
     }
 
-    /// Cuts the power of all its devices at one moment. To go on, drop them and open them anew with other options.
+    /// Cuts the power of all its devices at one moment. To go on, drop them and open them anew with other options, or
+    /// [`PowerCut::restore`] it.
     ///
     /// # Errors
     /// Those of writing what survives to the files.
@@ -89,6 +90,46 @@ impl PowerCut {
             write_back(&file, &surviving)?;
         }
         Ok(cut)
+    }
+
+    /// The power is back: the devices hold what survived, and calls succeed again.
+    pub fn restore(&self) {
+        self.0.lock().off = false;
+    }
+
+    /// Whether the power is cut.
+    pub fn is_off(&self) -> bool {
+        self.0.lock().off
+    }
+
+    /// Sectors that a cut could lose now.
+    pub fn sectors_unsynced(&self) -> usize {
+        self.0.lock().disks.iter().map(|disk| disk.cache.sectors.len()).sum()
+    }
+
+    /// Turns one stored bit of every device, synced or not, as a disk that rots would; with the power on or off. `offset` is
+    /// in bytes and `bit` is 0 to 7.
+    ///
+    /// # Errors
+    /// Those of reading and writing the files.
+    pub fn rot(&self, offset: u64, bit: u8) -> io::Result<()> {
+        for disk in &mut self.0.lock().disks {
+            let Some(file) = disk.file.upgrade() else { continue };
+            let (sector, byte) = (offset / SECTOR as u64, (offset % SECTOR as u64) as usize);
+            for version in disk.cache.sectors.get_mut(&sector).into_iter().flatten() {
+                version.bytes[byte] ^= 1 << bit;
+            }
+            let block = Buffer::new(BLOCK);
+            // SAFETY: `block` outlives the calls; between them it is ours alone.
+            let memory: Memory = unsafe { block.slice() }.into();
+            let start = offset - offset % BLOCK as u64;
+            call(&file, Kind::Read, start, &memory)?;
+            let one = memory.split([(offset - start) as usize, 1]).remove(1).slices()[0];
+            // SAFETY: as above.
+            unsafe { one.fill_from(&[one.bytes()[0] ^ (1 << bit)]) };
+            call(&file, Kind::Write, start, &memory)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn engine(&self, file: Arc<File>) -> Box<dyn Engine> {

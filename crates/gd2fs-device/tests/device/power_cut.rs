@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gd2fs_device::fault::{Cut, PowerCut, SECTOR};
+use gd2fs_device::fault::{Cut, Effect, Faults, PowerCut, Rule, SECTOR};
 use gd2fs_device::{BLOCK, Buffer, Device, Op, Options};
 
 use crate::{MIB, device, filled, on_disk, read};
@@ -97,4 +97,58 @@ fn a_cache_that_is_full_is_written_back() {
     device.write_at(0, &filled(80 * MIB, 7)).unwrap();
     let sectors = power.cut().unwrap().sectors;
     assert!(sectors > 0 && sectors <= 64 * MIB / SECTOR, "{sectors}");
+}
+
+#[test]
+fn a_disk_that_lies_about_durability_loses_what_was_synced() {
+    let (mut lost_synced, mut lost_durable) = (0, 0);
+    for seed in 0..20 {
+        let (power, faults) = (PowerCut::new(seed), Faults::new(seed));
+        let options = Options { faults: Some(faults.clone()), ..powered(&power) };
+        let (_home, device) = device(MIB, &options);
+        let rule = faults.add(Rule::new(Effect::Unsynced));
+        device.write_at(0, &filled(BLOCK, 1)).unwrap();
+        device.sync().unwrap();
+        write_sync(&device, BLOCK, filled(BLOCK, 2));
+        assert_eq!(faults.hits(rule), 2);
+        power.cut().unwrap();
+        power.restore();
+        let left = read(&device, 0, 2 * BLOCK);
+        lost_synced += left[..BLOCK].contains(&0) as usize;
+        lost_durable += left[BLOCK..].contains(&0) as usize;
+    }
+    assert!(lost_synced > 5 && lost_durable > 5, "{lost_synced} and {lost_durable} of 20");
+}
+
+#[test]
+fn the_sectors_that_a_torn_write_spares_are_the_cached_ones() {
+    let (power, faults) = (PowerCut::new(1), Faults::new(1));
+    let (_home, device) = device(MIB, &Options { faults: Some(faults.clone()), ..powered(&power) });
+    device.write_at(0, &filled(4 * BLOCK, 1)).unwrap();
+    faults.add(Rule::new(Effect::Torn(Some(libc::EIO))));
+    for _ in 0..10 {
+        device.write_at(0, &filled(4 * BLOCK, 2)).unwrap_err();
+    }
+    let left = read(&device, 0, 4 * BLOCK);
+    assert!(left.iter().all(|byte| matches!(byte, 1 | 2)) && left.contains(&2));
+}
+
+#[test]
+fn stored_bits_rot_whether_or_not_they_were_synced() {
+    let power = PowerCut::new(1);
+    let (_home, device) = device(MIB, &powered(&power));
+    device.write_at(0, &filled(2 * BLOCK, 8)).unwrap();
+    device.sync().unwrap();
+    device.write_at(0, &filled(BLOCK, 4)).unwrap();
+    assert_eq!(power.sectors_unsynced(), BLOCK / SECTOR);
+    power.rot(7, 0).unwrap();
+    power.rot(BLOCK as u64 + 1000, 7).unwrap();
+    let expected = |device: &Device| {
+        let mut bytes = [vec![4; BLOCK], vec![8; BLOCK]].concat();
+        (bytes[7], bytes[BLOCK + 1000]) = (5, 0x88);
+        assert!(read(device, 0, 2 * BLOCK) == bytes);
+    };
+    expected(&device);
+    device.sync().unwrap();
+    expected(&device);
 }

@@ -1,0 +1,230 @@
+"""Control and nodes as processes that are killed, stopped and started again, and the disks under them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gd2fs import _native, errors
+from gd2fs.bench.torture.disk import Disk
+from gd2fs.bench.torture.model import INFINITE, FileModel, Timeline
+from gd2fs.cli.processes import Child, Processes
+from gd2fs.cli.up import READY_S, start_control, start_node
+from gd2fs.client.connect import connect
+from gd2fs.config.tree import NodeConfig
+from gd2fs.signing import Keys, Token
+
+STOP_S = 20.0
+"""A clean stop flushes everything; the arenas here are small."""
+CALL_MS = 5_000
+TOKEN_LIFE_S = 24 * 3600
+SEAL, STAT, SCRUB = 16, 18, 22
+METRICS_S = 5.0
+
+
+def nodes_have_logs() -> bool:
+    """Whether this build's nodes keep what they hold on disks; without, everything ends with a node."""
+    return "logs" in NodeConfig.model_fields
+
+
+@dataclass(slots=True)
+class Node:
+    """One node: its process while it runs, and its disks."""
+
+    name: str
+    disks: list[Disk] = field(default_factory=list)
+    child: Child | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        return int(self.name.rpartition("-")[2])
+
+
+class Cluster:
+    """Control on SQLite and some nodes. A context manager: afterwards no process and no mount is left.
+
+    ``logs`` counts the disks of each node, of ``log_bytes`` each; 0 where nodes have none. ``environment`` is
+    the nodes' alone.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        nodes: int = 1,
+        logs: int = 0,
+        memory: str = "24MiB",
+        log_bytes: int = 96 << 20,
+        seed: int = 0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.directory, self._memory = directory, memory
+        self._environment = dict(environment or {})
+        self.timeline = Timeline()
+        self.nodes: dict[str, Node] = {}
+        self._stack = ExitStack()
+        try:
+            self._processes = self._stack.enter_context(Processes(directory))
+            self._control, self.control = start_control(self._processes, directory, 0)
+            for number in range(1, nodes + 1):
+                node = self.add_node(f"node-{number}")
+                for log in range(logs):
+                    place = directory / f"{node.name}-disk-{log}"
+                    disk = Disk(place, log_bytes, seed + 1000 * number + log)
+                    node.disks.append(self._stack.enter_context(disk))
+                self.start_node(node.name)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # Nothing here is worth the flush of a clean end.
+        for node in self.nodes.values():
+            if node.child is not None:
+                self._processes.kill(node.child)
+        self._stack.close()
+
+    # Nodes
+
+    def add_node(self, name: str) -> Node:
+        """A node without disks, not started yet."""
+        self.nodes[name] = Node(name)
+        return self.nodes[name]
+
+    def start_node(self, name: str) -> None:
+        """Starts a node over its own directory and disks, and waits until control places files on it."""
+        node = self.nodes[name]
+        environment = dict(self._environment)
+        if node.disks:
+            environment["GD2FS_NODE_LOGS"] = ",".join(str(disk.path) for disk in node.disks)
+        node.child = start_node(
+            self._processes, self.directory, node.number, self._memory, self.control, environment
+        )
+        node.facts = self._processes.wait_ready(node.child, READY_S)
+        self.timeline.back(name, time.monotonic())
+
+    def kill_node(self, name: str) -> None:
+        """SIGKILL, as a crash would."""
+        begun = time.monotonic()
+        self._processes.kill(self._child(name))
+        self.timeline.deaths.setdefault(name, []).append((begun, INFINITE))
+        self.nodes[name].child = None
+
+    def cut_power(self, name: str) -> list[dict[str, int]]:
+        """The power of a node's disks, then of the node; the disks work again afterwards. What each lost."""
+        node = self.nodes[name]
+        cuts = [disk.cut() for disk in node.disks]
+        self.kill_node(name)
+        for disk in node.disks:
+            disk.clear()
+            disk.restore()
+        return cuts
+
+    def stop_node(self, name: str) -> bool:
+        """Ends a node in order; whether it did so in time and with exit code 0."""
+        child, begun = self._child(name), time.monotonic()
+        child.popen.terminate()
+        try:
+            code = child.popen.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill_node(name)
+            return False
+        self._processes.kill(child)
+        self.nodes[name].child = None
+        kept = code == 0 and self.nodes[name].disks
+        absences = self.timeline.stops if kept else self.timeline.deaths
+        absences.setdefault(name, []).append((begun, INFINITE))
+        return code == 0
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Sends a signal to a node, or to ``control``."""
+        child = self._control if name == "control" else self._child(name)
+        os.kill(child.popen.pid, number)
+
+    def _child(self, name: str) -> Child:
+        child = self.nodes[name].child
+        if child is None:
+            raise RuntimeError(f"{name} does not run")
+        return child
+
+    def crashed(self) -> list[str]:
+        """What ended without having been told to, with the end of its log."""
+        children = [self._control, *(node.child for node in self.nodes.values() if node.child)]
+        gone = [child for child in children if not child.running]
+        return [f"{child.name} ended with {child.popen.returncode}:\n{child.tail()}" for child in gone]
+
+    # Control
+
+    def kill_control(self) -> None:
+        self._processes.kill(self._control)
+
+    def start_control(self) -> None:
+        """Starts it again on its old port, over its old database."""
+        port = int(self.control.rpartition(":")[2])
+        self._control, _ = start_control(self._processes, self.directory, port)
+
+    # What the check wants to know
+
+    def ask(self, name: str, opcode: int, items: Sequence[dict[str, Any]]) -> list[Any]:
+        """A control operation on columns of a node, as control would send it. Raises errors of
+        gd2fs.errors."""
+        answered: list[Any] = self.ask_one(name, opcode, {"items": list(items)})["items"]
+        return answered
+
+    def ask_one(self, name: str, opcode: int, message: dict[str, Any]) -> dict[str, Any]:
+        """The same with a message of its own."""
+        token = Keys.development().sign(Token("default", "control", int(time.time()) + TOKEN_LIFE_S))
+        link = _native.NodeLink(self.cluster_name(), token, CALL_MS)
+        address = next(a for a in self.nodes[name].facts["addresses"] if a.startswith("tcp://"))
+        code, _, reply = link.call(address, opcode, json.dumps(message).encode())
+        if code:
+            raise errors.from_code(code, reply.decode(errors="replace"))
+        answered: dict[str, Any] = json.loads(reply)
+        return answered
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """What the node shows on /metrics, without labels."""
+        with urllib.request.urlopen(self.nodes[name].facts["url"] + "/metrics", timeout=METRICS_S) as answer:
+            lines = answer.read().decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+        return {series.partition("{")[0]: float(value) for series, value in pairs}
+
+    def alive(self) -> list[str]:
+        """The nodes that control places files on."""
+        with connect(self.control) as client:
+            nodes = client.control("GET", "/v1/nodes")["nodes"]
+        return [node["node"] for node in nodes if node["state"] == "alive"]
+
+    def cluster_name(self) -> str:
+        with connect(self.control) as client:
+            return client.cluster
+
+    def evicted(self, model: FileModel, offset: int) -> bool:
+        """Whether control has been told that this byte is gone."""
+        chunk = offset // model.unit
+        row = self._database(
+            "SELECT valid FROM file_columns WHERE file = ? AND ordinal = ?",
+            (model.file, chunk % len(model.nodes)),
+        )
+        return row is not None and row[0] is not None and int(row[0]) <= offset
+
+    def _database(self, query: str, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        (path,) = (self.directory / "control").glob("*.db")
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5) as connection:
+            found: tuple[Any, ...] | None = connection.execute(query, values).fetchone()
+        connection.close()
+        return found

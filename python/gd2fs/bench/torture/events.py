@@ -1,0 +1,169 @@
+"""What happens to a cluster and its clients in a loop."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from gd2fs.bench.torture.check import Violation
+
+if TYPE_CHECKING:
+    from gd2fs.bench.torture.clients import ClientProcess
+    from gd2fs.bench.torture.cluster import Cluster
+    from gd2fs.bench.torture.loop import Counters
+
+MORE_MAX = 3
+"""Events of a loop beside the cut or kill that every loop has."""
+PAUSE_S_MAX = 0.8
+"""Well below a node's lease: a pause is no death."""
+SLOW_MS = (5, 120)
+FLIP_CHANCE = 0.05
+BEGIN_S = 15.0
+"""A client that has not begun by then never will."""
+
+#: (event, weight); those of disks are left out where there are none.
+KINDS = (
+    ("kill_node", 3),
+    ("kill_client", 3),
+    ("pause_node", 2),
+    ("pause_client", 2),
+    ("kill_control", 1),
+    ("pause_control", 1),
+    ("stop_node", 1),
+    ("kill_all", 1),
+    ("slow_disk", 2),
+)
+OF_DISKS = ("slow_disk",)
+
+
+@dataclass(slots=True)
+class Events:
+    """The events of one loop. ``damage``: bits were flipped, so that anything may be missing afterwards."""
+
+    cluster: Cluster
+    clients: list[ClientProcess]
+    random: Random
+    counters: Counters
+    damage: bool
+    _story: list[str] = field(default_factory=list)
+
+    @property
+    def story(self) -> str:
+        return " ".join(self._story)
+
+    def run(self, seconds: float) -> None:
+        """Spreads them over ``seconds``; what they stop or kill is back when this returns."""
+        disks = [disk for node in self.cluster.nodes.values() for disk in node.disks]
+        kinds = [(kind, weight) for kind, weight in KINDS if disks or kind not in OF_DISKS]
+        names, weights = zip(*kinds, strict=True)
+        self._await_clients()
+        chosen = ["power_cut" if disks else "kill_node"]
+        chosen += self.random.choices(names, weights, k=self.random.randint(0, MORE_MAX))
+        self.random.shuffle(chosen)
+        for event in chosen:
+            # The first needs something to destroy.
+            time.sleep(self.random.uniform(0.3, 1.0) * seconds / len(chosen))
+            self._story.append(event)
+            getattr(self, f"_{event}")()
+        time.sleep(self.random.uniform(0.1, 0.3))
+
+    def _await_clients(self) -> None:
+        until = time.monotonic() + BEGIN_S
+        while not all(client.journal.exists() for client in self.clients) and time.monotonic() < until:
+            time.sleep(0.02)
+
+    def mend(self) -> None:
+        """Everything is up and in order; what ended by itself is a violation. With ``damage``, the disks flip
+        bits of what is read from now on: after recovery, so that there is something left to damage."""
+        self.calm()
+        found = self.cluster.crashed()
+        self.counters.blame([Violation("crashed", "", 0, 0, what) for what in found], self.story)
+        for name, node in self.cluster.nodes.items():
+            if node.child is not None and not node.child.running:
+                self.cluster.kill_node(name)
+                self.cluster.start_node(name)
+        if self.damage:
+            self._story.append("flips")
+            for node in self.cluster.nodes.values():
+                for disk in node.disks:
+                    disk.rule("flip", on=["read"], chance=FLIP_CHANCE)
+
+    def calm(self) -> None:
+        """No disk does anything wrong any more."""
+        for node in self.cluster.nodes.values():
+            for disk in node.disks:
+                disk.clear()
+
+    def _node(self) -> str:
+        return self.random.choice(list(self.cluster.nodes))
+
+    def _power_cut(self) -> None:
+        name = self._node()
+        cuts = self.cluster.cut_power(name)
+        self.counters.power_cuts += 1
+        self.counters.sectors_lost += sum(cut["sectors_lost"] for cut in cuts)
+        self.cluster.start_node(name)
+
+    def _kill_node(self) -> None:
+        name = self._node()
+        self.cluster.kill_node(name)
+        self.counters.kills += 1
+        self.cluster.start_node(name)
+
+    def _stop_node(self) -> None:
+        name = self._node()
+        if not self.cluster.stop_node(name):
+            what = f"{name} did not end in order"
+            self.counters.blame([Violation("crashed", name, 0, 0, what)], self.story)
+        self.cluster.start_node(name)
+
+    def _pause_node(self) -> None:
+        self._pause(self._node())
+
+    def _pause_control(self) -> None:
+        self._pause("control")
+
+    def _pause(self, name: str) -> None:
+        self.cluster.signal(name, signal.SIGSTOP)
+        time.sleep(self.random.uniform(0.05, PAUSE_S_MAX))
+        self.cluster.signal(name, signal.SIGCONT)
+
+    def _kill_control(self) -> None:
+        self.cluster.kill_control()
+        self.counters.kills += 1
+        time.sleep(self.random.uniform(0, 0.3))
+        self.cluster.start_control()
+
+    def _kill_client(self) -> None:
+        client = self.random.choice(self.clients)
+        client.kill()
+        self.counters.kills += 1
+        client.start()
+
+    def _pause_client(self) -> None:
+        client = self.random.choice(self.clients)
+        client.signal(signal.SIGSTOP)
+        time.sleep(self.random.uniform(0.05, PAUSE_S_MAX))
+        client.signal(signal.SIGCONT)
+
+    def _kill_all(self) -> None:
+        """Everything at one moment, as a power cut of a rack."""
+        for client in self.clients:
+            client.kill()
+        self.cluster.kill_control()
+        for name in self.cluster.nodes:
+            self.cluster.kill_node(name)
+        self.counters.kills += 1
+        self.cluster.start_control()
+        for name in self.cluster.nodes:
+            self.cluster.start_node(name)
+        for client in self.clients:
+            client.start()
+
+    def _slow_disk(self) -> None:
+        node = self.cluster.nodes[self._node()]
+        for disk in node.disks:
+            disk.rule("slow", ms=self.random.randint(*SLOW_MS), chance=0.5, times=self.random.randint(5, 60))

@@ -1,0 +1,47 @@
+"""Processes that die, disks that fail: everything here runs with `make test-faults`, or by naming this
+directory; a plain `pytest` leaves it out.
+
+`SEED=17 LOOPS=1 pytest tests/faults -k torture` repeats one loop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gd2fs
+from gd2fs.bench.torture.cluster import Cluster
+from gd2fs.bench.torture.disk import NoDisk, program
+from gd2fs.client import Client
+
+SEED = int(os.environ.get("SEED", "0"))
+LOOPS = int(os.environ.get("LOOPS", "5"))
+
+
+@pytest.fixture(scope="session")
+def disks() -> None:
+    """Skips, with the reason, where no disk can be had whose power can be cut."""
+    try:
+        program()
+    except NoDisk as error:
+        pytest.skip(f"NOT TESTED: {error}")
+
+
+Start = Callable[..., tuple[Cluster, Client]]
+
+
+@pytest.fixture
+def start(disks: None, tmp_path: Path) -> Iterator[Start]:
+    """Starts a cluster of one node with one log (or as its options say) and a client of it."""
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> tuple[Cluster, Client]:
+            cluster = stack.enter_context(Cluster(tmp_path, **({"logs": 1, "seed": SEED} | options)))
+            return cluster, stack.enter_context(gd2fs.connect(cluster.control, timeout_s=10))
+
+        yield make

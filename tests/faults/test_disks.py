@@ -1,0 +1,153 @@
+"""Disks that rot, are slow, full, or fail to sync: what a node does, and what its clients see."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gd2fs import errors
+from gd2fs.bench.torture.cluster import Cluster
+from gd2fs.bench.torture.pattern import pattern
+from gd2fs.cli.processes import ProcessFailed
+from gd2fs.client import Client
+from tests.faults.conftest import Start
+
+MIB = 1 << 20
+UNIT = 64 << 10
+NODE = "node-1"
+
+
+def written(client: Client, path: str, length: int, unit: int = UNIT) -> str:
+    """A new file with the bytes of version 1; its id."""
+    file = str(client.create(path, stripe_unit=unit).file_id)
+    client.write(path, 0, pattern(file, 1, 0, length))
+    return file
+
+
+def holds(client: Client, path: str, file: str, start: int, end: int) -> bool:
+    buffer = np.zeros(end - start, np.uint8)
+    return client.read_into(path, start, buffer) == end - start and np.array_equal(
+        buffer, pattern(file, 1, start, end - start)
+    )
+
+
+def places(stored: Path, sample: bytes) -> list[int]:
+    """Where the sample lies in what is durable."""
+    held, found, at = stored.read_bytes(), [], -1
+    while (at := held.find(sample, at + 1)) >= 0:
+        found.append(at)
+    return found
+
+
+@pytest.mark.parametrize("when", ["while the node is away", "while it runs"])
+def test_a_bit_that_rots_in_the_log_is_never_served(start: Start, when: str) -> None:
+    cluster, client = start()
+    file = written(client, "/rots", 4 * UNIT)
+    client.flush("/rots")
+    # What lies in memory is no use of the log: after a restart everything is cold.
+    assert cluster.stop_node(NODE)
+    (disk,) = cluster.nodes[NODE].disks
+    damaged = places(disk.backing, pattern(file, 1, 2 * UNIT + 20_000, 64).tobytes())
+    assert damaged, "the log holds the chunk"
+    if when == "while it runs":
+        cluster.start_node(NODE)
+    for offset in damaged:
+        disk.flip(offset + 5, 3)
+    if when != "while it runs":
+        cluster.start_node(NODE)
+    for start_of, length in ((2 * UNIT, UNIT), (2 * UNIT + 20_000, 64), (2 * UNIT, 100)):
+        with pytest.raises((errors.Corrupt, errors.Lost)):
+            client.read_into("/rots", start_of, np.zeros(length, np.uint8))
+    for chunk in (0, 1, 3):
+        assert holds(client, "/rots", file, chunk * UNIT, (chunk + 1) * UNIT)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "gd2fs-test", str(place)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"NOT TESTED: no file system can be mounted: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_log_that_does_not_fit_on_its_disk_is_refused_at_the_start(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    log = small_disk / "log"
+    with Cluster(
+        tmp_path, nodes=0, environment={"GD2FS_NODE_LOGS": str(log), "GD2FS_NODE_LOG_BYTES": "64MiB"}
+    ) as cluster:
+        cluster.add_node(NODE)
+        with pytest.raises(ProcessFailed) as failed:
+            cluster.start_node(NODE)
+        assert str(log) in str(failed.value) and "free" in str(failed.value)
+        assert not log.exists(), "what is of no use keeps no space"
+        assert cluster.alive() == []
+
+
+def test_a_slow_disk_holds_up_neither_reads_of_memory_nor_writes_below_the_watermark(start: Start) -> None:
+    cluster, client = start(environment={"GD2FS_NODE_DIRTY_BYTES_MAX": "8MiB"})
+    resident = written(client, "/resident", 2 * MIB)
+    client.flush("/resident")
+    (disk,) = cluster.nodes[NODE].disks
+    disk.rule("slow", ms=1500, on=["write", "durable_write", "sync"])
+    file = str(client.create("/grows", stripe_unit=UNIT).file_id)
+    begun = time.monotonic()
+    for chunk in range(2 * MIB // UNIT):
+        client.write("/grows", chunk * UNIT, pattern(file, 1, chunk * UNIT, UNIT))
+    assert time.monotonic() - begun < 1.4, "acknowledged in memory, not by the disk"
+    # Beyond the watermark writers wait for the disk, but none beyond its time.
+    waits, reads, chunk, refused = [], [], 2 * MIB // UNIT, 0
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        begun = time.monotonic()
+        try:
+            data = pattern(file, 1, chunk * UNIT, 16 * UNIT)
+            client.write("/grows", chunk * UNIT, data, timeout_s=0.5)
+            chunk += 16
+        except (errors.Timeout, errors.Overloaded, errors.NoSpace):
+            refused += 1
+        waits.append(time.monotonic() - begun)
+        begun = time.monotonic()
+        assert holds(client, "/resident", resident, 0, UNIT)
+        reads.append(time.monotonic() - begun)
+    assert refused, "no watermark was reached"
+    assert max(waits) < 1.0, f"waited {max(waits):.2f} s with 0.5 s to live"
+    assert statistics.median(reads) < 0.1, "resident reads wait for the disk"
+    disk.clear()
+    client.flush("/grows")
+    assert holds(client, "/grows", file, 0, 2 * MIB)
+
+
+def test_a_disk_that_fails_to_sync(start: Start) -> None:
+    """Writing goes on in memory; whoever asks for more is told that there is none, and so is the operator."""
+    cluster, client = start()
+    kept = written(client, "/kept", 4 * UNIT)
+    client.flush("/kept")
+    (disk,) = cluster.nodes[NODE].disks
+    disk.rule("error", on=["sync", "durable_write"])
+    file = written(client, "/later", 4 * UNIT)
+    with pytest.raises(errors.Gd2fsError):
+        client.flush("/later")
+    assert holds(client, "/later", file, 0, 4 * UNIT) and holds(client, "/kept", kept, 0, 4 * UNIT)
+    assert cluster.metrics(NODE)["gd2fs_node_log_failed"] == 1
+    disk.clear()
+    with pytest.raises(errors.Gd2fsError):
+        client.flush("/later")  # what the disk lost with the failed sync nobody knows
+    cluster.kill_node(NODE)
+    cluster.start_node(NODE)
+    assert holds(client, "/kept", kept, 0, 4 * UNIT)
+    more = written(client, "/more", UNIT)
+    client.flush("/more")
+    assert holds(client, "/more", more, 0, UNIT)
