@@ -76,6 +76,7 @@ impl Stats {
             "log_free": tiers.log_free,
             "log_failed": tiers.log_failed,
             "dirty_bytes": tiers.dirty_bytes,
+            "evictable_bytes": tiers.evictable_bytes,
             "flush_lag_ms": tiers.flush_lag.as_millis() as u64,
             "flushed_bytes": tiers.flushed_bytes,
             "lifted_bytes": tiers.lifted_bytes,

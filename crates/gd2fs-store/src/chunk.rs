@@ -11,6 +11,7 @@
 
 use std::sync::Arc;
 
+use gd2fs_wire::guard::{Guard, stands};
 use gd2fs_wire::sums::crc32c;
 use gd2fs_wire::{Code, Failure};
 
@@ -328,7 +329,7 @@ fn allocate(arena: &Arc<Arena>, bytes: usize) -> Result<Frame, Hurdle> {
 }
 
 pub(crate) fn verify(run: &Run, actual: u32) -> Result<(), Failure> {
-    if actual != run.crc {
+    if actual != run.crc && stands(Guard::Checksum) {
         let Run { start, end, crc } = run;
         return Err(Failure::new(
             Code::Corrupt,

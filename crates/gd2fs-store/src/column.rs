@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gd2fs_log::{ColumnState, Key, Note};
 use gd2fs_wire::capability::{Capability, Right, format_file_id};
+use gd2fs_wire::guard::{Guard, stands};
 use gd2fs_wire::messages::{ColumnStat, SealItem};
 use gd2fs_wire::{Code, Failure};
 use parking_lot::{Mutex, MutexGuard};
@@ -228,7 +229,7 @@ impl Column {
     }
 
     pub(crate) fn check_epoch(&self, state: &State, epoch: u32) -> Result<(), Failure> {
-        if epoch != state.epoch {
+        if epoch != state.epoch && stands(Guard::Epoch) {
             let current = state.epoch;
             return Err(Failure::new(
                 Code::StaleLayout,
@@ -239,7 +240,7 @@ impl Column {
     }
 
     pub(crate) fn check_grant(&self, state: &State, grant: u64) -> Result<(), Failure> {
-        if grant < state.grant {
+        if grant < state.grant && stands(Guard::Grant) {
             let current = state.grant;
             return Err(Failure::new(
                 Code::StaleWriter,
@@ -271,7 +272,7 @@ impl Column {
         self.check_epoch(state, epoch)?;
         self.check_grant(state, grant)?;
         self.check_grant_known(state, grant)?;
-        if offset < state.sealed {
+        if offset < state.sealed && stands(Guard::Seal) {
             let sealed = state.sealed;
             return Err(Failure::new(
                 Code::Sealed,

@@ -19,6 +19,8 @@ pub struct TierStats {
     pub log_failed: u64,
     /// Bytes in memory that the logs do not have.
     pub dirty_bytes: u64,
+    /// Bytes that would be given up for others: all that is kept, but for what is pinned or just used.
+    pub evictable_bytes: u64,
     /// How long the oldest of them has been waiting.
     pub flush_lag: Duration,
     /// Bytes written to the logs.
@@ -47,6 +49,7 @@ impl Store {
         let counters = &shared.counters;
         let mut stats = TierStats {
             dirty_bytes: shared.dirty_bytes() as u64,
+            evictable_bytes: if shared.tiers.is_empty() { shared.arena.used() as u64 } else { 0 },
             flushed_bytes: counters.flushed_bytes.load(Relaxed),
             lifted_bytes: counters.lifted_bytes.load(Relaxed),
             evicted_dram_bytes: counters.evicted_dram_bytes.load(Relaxed),
@@ -63,6 +66,7 @@ impl Store {
             stats.log_total += log.total_bytes;
             stats.log_live += log.live_bytes;
             stats.log_free += log.free_bytes;
+            stats.evictable_bytes += log.live_bytes;
             stats.log_failed += u64::from(tier.log.failed().is_some());
             stats.flush_lag = stats.flush_lag.max(tier.queue.lag());
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import random
 import signal
 import struct
@@ -146,6 +147,7 @@ class Agent:
                 "log_engine": config.log_engine,
                 "flush_delay_ms": config.flush_delay_ms,
                 "dirty_bytes_max": config.dirty_bytes_max,
+                "flush_s": math.ceil(config.flush_s),
             }
         return json.dumps(facts)
 
@@ -273,7 +275,7 @@ class Agent:
                 await self._link.leave(self._config.id)
             except ControlUnreachable as error:
                 log.warning("could not tell control that this node leaves: %s", error)
-        await asyncio.to_thread(native.stop, int(self._config.stop_s * 1000))
+        await asyncio.to_thread(native.stop, int(self._config.drain_s * 1000))
 
 
 def _require_log_bytes(config: NodeConfig) -> None:
