@@ -140,7 +140,9 @@ class NodeConfig(Section):
         "for each drive. Empty: memory only, gone with the process.",
     )
     log_bytes: Bytes = knob(
-        0, "Size that each log file is made with, in bytes (100GiB is understood); devices are used whole."
+        0,
+        "Size that each log file is made with, in bytes (100GiB is understood). 0: they are there already, and "
+        "used whole, as devices are.",
     )
     log_engine: Literal["auto", "uring", "pool"] = knob(
         "auto",

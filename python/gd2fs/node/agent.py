@@ -208,7 +208,7 @@ class Agent:
 
     def _heartbeat(self) -> dict[str, Any]:
         stats = self.stats()
-        if "log_total" in stats:
+        if stats.get("log_total"):
             # Everything goes to the log in the end; memory only holds it sooner.
             capacity, used = stats["log_total"], stats.get("log_live", 0) + stats.get("dirty_bytes", 0)
         else:
@@ -280,10 +280,10 @@ class Agent:
 
 def _require_log_bytes(config: NodeConfig) -> None:
     """Before the node registers, which ends the life of the one before it."""
-    files = [path for path in config.logs if not Path(path).is_block_device()]
-    if files and not config.log_bytes:
+    absent = [path for path in config.logs if not Path(path).exists()]
+    if absent and not config.log_bytes:
         raise ValueError(
-            f"node.log_bytes: {files[0]} is not a block device; say how large the file is to be, for example"
+            f"node.log_bytes: {absent[0]} is not there; say how large the file is to be, for example"
             " GD2FS_NODE_LOG_BYTES=100GiB"
         )
 

@@ -223,7 +223,7 @@ class Cluster:
         return row is not None and row[0] is not None and int(row[0]) <= offset
 
     def _database(self, query: str, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        (path,) = (self.directory / "control").glob("*.db")
+        (path,) = (self.directory / "control").glob("*.sqlite")
         with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5) as connection:
             found: tuple[Any, ...] | None = connection.execute(query, values).fetchone()
         connection.close()
