@@ -141,8 +141,8 @@ class NodeConfig(Section):
     )
     log_bytes: Bytes = knob(
         0,
-        "Size that each log file is made with, in bytes (100GiB is understood). 0: they are there already, and "
-        "used whole, as devices are.",
+        "Size that each log file is made with, in bytes (100GiB is understood). 0: all are there already, and"
+        " used whole, as devices are.",
     )
     log_engine: Literal["auto", "uring", "pool"] = knob(
         "auto",
