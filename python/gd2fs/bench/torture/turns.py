@@ -116,6 +116,8 @@ class Conversation:
         plan = self.client.sessions.plan(
             self.session, ids, max_tokens=1, request_id=request, kv_identity=IDENTITY
         )
+        if not plan.metadata.fresh:
+            raise errors.NoNodes("no node has room for what is fresh")
         (fresh,) = plan.metadata.fresh
         layouts = plan.kv_transfer["plan"]["layouts"]
         layout = layouts[fresh.kv_uri]
