@@ -21,7 +21,7 @@ PAUSE_S_MAX = 0.8
 """Well below a node's lease: a pause is no death."""
 SLOW_MS = (5, 120)
 FLIP_CHANCE = 0.05
-SYNC_MS = (5, 150)
+SYNC_MS = (2, 80)
 """A sync takes so long, so that there is something that a cut can take."""
 BEGIN_S = 15.0
 """A client that has not begun by then never will."""

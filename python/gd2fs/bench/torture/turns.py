@@ -97,11 +97,11 @@ class Conversation:
         if not session:
             return
         operations = [self.journal.begin("delete", file=file) for file in sorted(files)]
-        error = ""
+        error: errors.Gd2fsError | str = ""
         try:
             self.client.sessions.delete(session)
         except errors.Gd2fsError as failure:
-            error = failure.name
+            error = failure
             raise
         finally:
             for operation in operations:
@@ -159,7 +159,7 @@ class Conversation:
             target.file.write(start, data, timeout_s=self.timeout_s)
             self.journal.end(operation)
         except errors.Gd2fsError as error:
-            self.journal.end(operation, error.name)
+            self.journal.end(operation, error)
             raise
         finally:
             self.applied(operation)
@@ -180,7 +180,7 @@ class Conversation:
         try:
             self.client.sessions.commit(target.plan.token, [fresh], kv.digest(ids), acks)
         except errors.Gd2fsError as error:
-            self.journal.end(operation, error.name)
+            self.journal.end(operation, error)
             raise
         self.journal.end(operation)
         self.applied(operation)
@@ -199,7 +199,7 @@ class Conversation:
             try:
                 file.write(start, data, timeout_s=self.timeout_s)
             except errors.Gd2fsError as error:
-                self.journal.end(operation, error.name)
+                self.journal.end(operation, error)
             else:
                 self.journal.end(operation)
 
