@@ -32,16 +32,18 @@ def disks() -> None:
         pytest.skip(f"NOT TESTED: {error}")
 
 
-Start = Callable[..., tuple[Cluster, Client]]
+Connect = Callable[[], Client]
+Start = Callable[..., tuple[Cluster, Connect]]
 
 
 @pytest.fixture
 def start(disks: None, tmp_path: Path) -> Iterator[Start]:
-    """Starts a cluster of one node with one log (or as its options say) and a client of it."""
+    """Starts a cluster of one node with one log (or as its options say), and makes clients of it. After a
+    restart a new client is what knows at once where the node is now."""
     with ExitStack() as stack:
 
-        def make(**options: Any) -> tuple[Cluster, Client]:
+        def make(**options: Any) -> tuple[Cluster, Connect]:
             cluster = stack.enter_context(Cluster(tmp_path, **({"logs": 1, "seed": SEED} | options)))
-            return cluster, stack.enter_context(gd2fs.connect(cluster.control, timeout_s=10))
+            return cluster, lambda: stack.enter_context(gd2fs.connect(cluster.control, timeout_s=10))
 
         yield make

@@ -47,7 +47,8 @@ def places(stored: Path, sample: bytes) -> list[int]:
 
 @pytest.mark.parametrize("when", ["while the node is away", "while it runs"])
 def test_a_bit_that_rots_in_the_log_is_never_served(start: Start, when: str) -> None:
-    cluster, client = start()
+    cluster, connect = start()
+    client = connect()
     file = written(client, "/rots", 4 * UNIT)
     client.flush("/rots")
     # What lies in memory is no use of the log: after a restart everything is cold.
@@ -61,6 +62,7 @@ def test_a_bit_that_rots_in_the_log_is_never_served(start: Start, when: str) -> 
         disk.flip(offset + 5, 3)
     if when != "while it runs":
         cluster.start_node(NODE)
+    client = connect()
     for start_of, length in ((2 * UNIT, UNIT), (2 * UNIT + 20_000, 64), (2 * UNIT, 100)):
         with pytest.raises((errors.Corrupt, errors.Lost)):
             client.read_into("/rots", start_of, np.zeros(length, np.uint8))
@@ -97,7 +99,8 @@ def test_a_log_that_does_not_fit_on_its_disk_is_refused_at_the_start(
 
 
 def test_a_slow_disk_holds_up_neither_reads_of_memory_nor_writes_below_the_watermark(start: Start) -> None:
-    cluster, client = start(environment={"GD2FS_NODE_DIRTY_BYTES_MAX": "8MiB"})
+    cluster, connect = start(environment={"GD2FS_NODE_DIRTY_BYTES_MAX": "8MiB"})
+    client = connect()
     resident = written(client, "/resident", 2 * MIB)
     client.flush("/resident")
     (disk,) = cluster.nodes[NODE].disks
@@ -132,7 +135,8 @@ def test_a_slow_disk_holds_up_neither_reads_of_memory_nor_writes_below_the_water
 
 def test_a_disk_that_fails_to_sync(start: Start) -> None:
     """Writing goes on in memory; whoever asks for more is told that there is none, and so is the operator."""
-    cluster, client = start()
+    cluster, connect = start()
+    client = connect()
     kept = written(client, "/kept", 4 * UNIT)
     client.flush("/kept")
     (disk,) = cluster.nodes[NODE].disks
@@ -147,6 +151,7 @@ def test_a_disk_that_fails_to_sync(start: Start) -> None:
         client.flush("/later")  # what the disk lost with the failed sync nobody knows
     cluster.kill_node(NODE)
     cluster.start_node(NODE)
+    client = connect()
     assert holds(client, "/kept", kept, 0, 4 * UNIT)
     more = written(client, "/more", UNIT)
     client.flush("/more")

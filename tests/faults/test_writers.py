@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import threading
 from pathlib import Path
 
@@ -18,9 +16,12 @@ from tests.faults.conftest import Start
 from tests.faults.test_disks import NODE, UNIT, holds, written
 from tests.fleet import eventually
 
+ARENA_BYTES_MIN = 16 << 20
+
 
 def test_of_two_writers_of_one_range_one_wins_in_each_chunk(start: Start) -> None:
-    cluster, client = start()
+    cluster, connect = start()
+    client = connect()
     chunks, rounds = 4, 30
     file = str(client.create("/contended", stripe_unit=UNIT).file_id)
 
@@ -55,21 +56,27 @@ def test_of_two_writers_of_one_range_one_wins_in_each_chunk(start: Start) -> Non
     client.flush("/contended")
     cluster.kill_node(NODE)
     cluster.start_node(NODE)
+    client = connect()
     assert found() == before
 
 
 def flip_in_memory(cluster: Cluster, sample: bytes) -> int:
-    """Turns a bit of every place in the node's arena that holds the sample; how many there are."""
+    """Turns a bit of every place in the node's memory that holds the sample; how many there are."""
     child = cluster.nodes[NODE].child
     assert child is not None
-    found = 0
-    for descriptor in Path(f"/proc/{child.popen.pid}/fd").iterdir():
-        if not os.readlink(descriptor).startswith("/memfd:"):
-            continue
-        with open(descriptor, "r+b") as slab, mmap.mmap(slab.fileno(), 0) as memory:
-            at = -1
-            while (at := memory.find(sample, at + 1)) >= 0:
-                memory[at] ^= 1
+    process, found = Path(f"/proc/{child.popen.pid}"), 0
+    with open(process / "mem", "r+b", buffering=0) as memory:
+        for line in (process / "maps").read_text().splitlines():
+            fields = line.split()
+            begin, end = (int(text, 16) for text in fields[0].split("-"))
+            # The arena is anonymous memory in one piece; stacks and heaps are smaller or named.
+            if fields[1] != "rw-p" or len(fields) > 5 or end - begin < ARENA_BYTES_MIN:
+                continue
+            memory.seek(begin)
+            held, at = memory.read(end - begin), -1
+            while (at := held.find(sample, at + 1)) >= 0:
+                memory.seek(begin + at)
+                memory.write(bytes([sample[0] ^ 1]))
                 found += 1
     return found
 
@@ -77,7 +84,8 @@ def flip_in_memory(cluster: Cluster, sample: bytes) -> int:
 @pytest.mark.parametrize("flushed", [True, False])
 def test_a_bit_that_turns_in_memory_is_never_served_nor_laundered(start: Start, flushed: bool) -> None:
     # Flushing waits long enough for the bit to turn first.
-    cluster, client = start(environment={"GD2FS_NODE_FLUSH_DELAY_MS": "3000"})
+    cluster, connect = start(environment={"GD2FS_NODE_FLUSH_DELAY_MS": "3000"})
+    client = connect()
     file = written(client, "/turned", 3 * UNIT)
     if flushed:
         client.flush("/turned")
@@ -98,6 +106,7 @@ def test_a_bit_that_turns_in_memory_is_never_served_nor_laundered(start: Start, 
         assert not flushed
     cluster.kill_node(NODE)
     cluster.start_node(NODE)
+    client = connect()
     data = np.zeros(UNIT, np.uint8)
     try:
         client.read_into("/turned", UNIT, data)
@@ -107,7 +116,8 @@ def test_a_bit_that_turns_in_memory_is_never_served_nor_laundered(start: Start, 
 
 
 def test_a_scrub_finds_a_bit_that_turned_in_memory(start: Start) -> None:
-    cluster, client = start()
+    cluster, connect = start()
+    client = connect()
     file = written(client, "/scrubbed", 3 * UNIT)
     client.flush("/scrubbed")
     assert flip_in_memory(cluster, pattern(file, 1, 2 * UNIT + 100, 64).tobytes()) > 0

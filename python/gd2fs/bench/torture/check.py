@@ -140,7 +140,7 @@ class Reader:
 
     def _judge(self, piece: Piece, start: int, end: int, error: errors.Gd2fsError | None) -> None:
         """What is not there: is that allowed? ``error`` is None for a read that ended early."""
-        self.bytes_missing += end - start
+        self.bytes_missing += 0 if HOLE in piece.versions else end - start
         if error is None or isinstance(error, errors.Hole):
             if HOLE not in piece.versions:
                 what = "is a hole" if error else "lies beyond the end"

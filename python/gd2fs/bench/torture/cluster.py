@@ -10,7 +10,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class Cluster:
         seed: int = 0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.directory, self._memory = directory, memory
+        self.directory, self._memory, self._log_bytes = directory, memory, log_bytes
         self._environment = dict(environment or {})
         self.timeline = Timeline()
         self.nodes: dict[str, Node] = {}
@@ -111,6 +111,7 @@ class Cluster:
         environment = dict(self._environment)
         if node.disks:
             environment["GD2FS_NODE_LOGS"] = ",".join(str(disk.path) for disk in node.disks)
+            environment["GD2FS_NODE_LOG_BYTES"] = str(self._log_bytes)
         node.child = start_node(
             self._processes, self.directory, node.number, self._memory, self.control, environment
         )
@@ -215,16 +216,9 @@ class Cluster:
 
     def evicted(self, model: FileModel, offset: int) -> bool:
         """Whether control has been told that this byte is gone."""
-        chunk = offset // model.unit
-        row = self._database(
-            "SELECT valid FROM file_columns WHERE file = ? AND ordinal = ?",
-            (model.file, chunk % len(model.nodes)),
-        )
+        path = self.directory / "control" / "control.sqlite"
+        query = "SELECT valid FROM file_columns WHERE file = ? AND ordinal = ?"
+        place = model.file, offset // model.unit % len(model.nodes)
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as database:
+            row = database.execute(query, place).fetchone()
         return row is not None and row[0] is not None and int(row[0]) <= offset
-
-    def _database(self, query: str, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        (path,) = (self.directory / "control").glob("*.sqlite")
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5) as connection:
-            found: tuple[Any, ...] | None = connection.execute(query, values).fetchone()
-        connection.close()
-        return found

@@ -21,6 +21,8 @@ PAUSE_S_MAX = 0.8
 """Well below a node's lease: a pause is no death."""
 SLOW_MS = (5, 120)
 FLIP_CHANCE = 0.05
+SYNC_MS = (2, 80)
+"""A sync takes so long, so that there is something that a cut can take."""
 BEGIN_S = 15.0
 """A client that has not begun by then never will."""
 
@@ -59,6 +61,8 @@ class Events:
         disks = [disk for node in self.cluster.nodes.values() for disk in node.disks]
         kinds = [(kind, weight) for kind, weight in KINDS if disks or kind not in OF_DISKS]
         names, weights = zip(*kinds, strict=True)
+        for name in self.cluster.nodes:
+            self._drag(name)
         self._await_clients()
         chosen = ["power_cut" if disks else "kill_node"]
         chosen += self.random.choices(names, weights, k=self.random.randint(0, MORE_MAX))
@@ -97,6 +101,11 @@ class Events:
             for disk in node.disks:
                 disk.clear()
 
+    def _drag(self, name: str) -> None:
+        """The node's disks take their time to sync."""
+        for disk in self.cluster.nodes[name].disks:
+            disk.rule("slow", ms=self.random.randint(*SYNC_MS), on=["sync"])
+
     def _node(self) -> str:
         return self.random.choice(list(self.cluster.nodes))
 
@@ -105,6 +114,7 @@ class Events:
         cuts = self.cluster.cut_power(name)
         self.counters.power_cuts += 1
         self.counters.sectors_lost += sum(cut["sectors_lost"] for cut in cuts)
+        self._drag(name)
         self.cluster.start_node(name)
 
     def _kill_node(self) -> None:

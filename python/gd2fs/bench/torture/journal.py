@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gd2fs.errors import Gd2fsError
+
+MESSAGE_CHARACTERS_MAX = 200
+
 
 @dataclass(slots=True)
 class Operation:
@@ -56,8 +60,11 @@ class Journal:
             self._append({"n": operation.number, "t": operation.begun, "op": kind} | facts)
         return operation
 
-    def end(self, operation: Operation, error: str = "", **answer: Any) -> None:
-        """Written as soon as the answer is there; ``error`` is the name of a status code."""
+    def end(self, operation: Operation, error: Gd2fsError | str = "", **answer: Any) -> None:
+        """Written as soon as the answer is there."""
+        if isinstance(error, Gd2fsError):
+            # The name is what counts; the message is for whoever has to find out why.
+            answer["message"], error = error.message[:MESSAGE_CHARACTERS_MAX], error.name
         operation.ended, operation.ok, operation.error = time.monotonic(), not error, error
         operation.facts |= answer
         with self._lock:

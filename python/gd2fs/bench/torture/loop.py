@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gd2fs.client import Client
 
 CHECK_TIMEOUT_S = 10.0
+REPORT_S = 2.5
 VIOLATIONS_MAX = 500
 """Described; all are counted."""
 
@@ -151,6 +152,9 @@ class Torture:
             events.mend()
             story = f"{events.story}{', full' if pressure else ''}"
             evicted = self.cluster.evicted if pressure else None
+            if pressure:
+                # A node tells control with its heartbeats what it gave up.
+                time.sleep(REPORT_S)
             allowed = Allowance(self.cluster.timeline, damage, evicted)
             self._check(client, clients, stale, allowed, f"seed {seed} ({story})")
             events.calm()

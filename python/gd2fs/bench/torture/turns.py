@@ -97,11 +97,11 @@ class Conversation:
         if not session:
             return
         operations = [self.journal.begin("delete", file=file) for file in sorted(files)]
-        error = ""
+        error: errors.Gd2fsError | str = ""
         try:
             self.client.sessions.delete(session)
         except errors.Gd2fsError as failure:
-            error = failure.name
+            error = failure
             raise
         finally:
             for operation in operations:
@@ -116,6 +116,8 @@ class Conversation:
         plan = self.client.sessions.plan(
             self.session, ids, max_tokens=1, request_id=request, kv_identity=IDENTITY
         )
+        if not plan.metadata.fresh:
+            raise errors.NoNodes("no node has room for what is fresh")
         (fresh,) = plan.metadata.fresh
         layouts = plan.kv_transfer["plan"]["layouts"]
         layout = layouts[fresh.kv_uri]
@@ -157,7 +159,7 @@ class Conversation:
             target.file.write(start, data, timeout_s=self.timeout_s)
             self.journal.end(operation)
         except errors.Gd2fsError as error:
-            self.journal.end(operation, error.name)
+            self.journal.end(operation, error)
             raise
         finally:
             self.applied(operation)
@@ -178,7 +180,7 @@ class Conversation:
         try:
             self.client.sessions.commit(target.plan.token, [fresh], kv.digest(ids), acks)
         except errors.Gd2fsError as error:
-            self.journal.end(operation, error.name)
+            self.journal.end(operation, error)
             raise
         self.journal.end(operation)
         self.applied(operation)
@@ -197,7 +199,7 @@ class Conversation:
             try:
                 file.write(start, data, timeout_s=self.timeout_s)
             except errors.Gd2fsError as error:
-                self.journal.end(operation, error.name)
+                self.journal.end(operation, error)
             else:
                 self.journal.end(operation)
 

@@ -29,7 +29,7 @@ from gd2fs.client.connect import connect
 from gd2fs.config.serving import die_with_parent
 
 ROOT = "/torture"
-THREADS = 2
+THREADS = 4
 TIMEOUT_S = 3.0
 """Of one request; longer than a node needs to be back after a kill would hide nothing and cost time."""
 PAUSE_S = 0.004
@@ -38,7 +38,7 @@ TROUBLE_S = 0.1
 UNITS = (64 << 10, 128 << 10, 256 << 10, 1 << 20)
 WRITE_BYTES_MAX = 256 << 10
 FILE_BYTES_MAX = 2 << 20
-FILES_MAX = 12
+FILES_MAX = 8
 """Of one thread."""
 
 #: (operation, weight)
@@ -124,7 +124,7 @@ class Worker:
             info, layout = self.client.namespace.create(path, unit, width)
         except errors.Gd2fsError as error:
             # It may exist; nobody ever uses it.
-            self.journal.end(operation, error.name)
+            self.journal.end(operation, error)
             raise
         nodes = [column["replicas"][0]["node"] for column in layout["columns"]]
         self.journal.end(operation, file=info.file_id, nodes=nodes)
@@ -213,7 +213,7 @@ class Worker:
             work()
             self.journal.end(operation)
         except errors.Gd2fsError as error:
-            self.journal.end(operation, error.name)
+            self.journal.end(operation, error)
             raise
         finally:
             self._applied(operation)
