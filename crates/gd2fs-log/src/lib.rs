@@ -33,5 +33,6 @@ pub use error::{LogError, Result};
 pub use log::{Log, Options, Stats};
 pub use owner::{Entries, Owner};
 pub use position::{Place, Position};
+pub use record::RUNS_MAX;
 pub use recover::Recovered;
 pub use superblock::SuperblockError;

@@ -16,8 +16,8 @@ const SNAPSHOT: u8 = 1;
 const NOTES: u8 = 2;
 /// Notes that fit into one block behind the fixed part.
 pub(crate) const NOTES_MAX: usize = (BLOCK - size_of::<RawRecord>()) / size_of::<RawNote>();
-/// A 64 MiB chunk has 2,048 pieces of one run each.
-pub(crate) const RUNS_MAX: usize = 2048;
+/// Runs of one snapshot: a 64 MiB chunk has 2,048 pieces of one run each.
+pub const RUNS_MAX: usize = 2048;
 
 /// Drawn at random for each opening of a segment and repeated in its records: what an earlier opening, or an earlier format of
 /// the device, has left behind never passes for a record of this one, whatever generation it carries.

@@ -11,6 +11,7 @@
 
 use std::sync::Arc;
 
+use gd2fs_log::RUNS_MAX;
 use gd2fs_wire::guard::{Guard, stands};
 use gd2fs_wire::sums::crc32c;
 use gd2fs_wire::{Code, Failure};
@@ -26,7 +27,7 @@ use crate::tier::Record;
 
 /// Runs that every chunk may have: 12 KiB of them.
 const RUNS_FREE: usize = 1024;
-/// And one more for each of these bytes of its frame; whole pieces need one for 32 KiB.
+/// And one more for each of these bytes of its frame, up to what a record of the log holds; whole pieces need one for 32 KiB.
 const BYTES_PER_RUN_MIN: usize = 4096;
 
 pub(crate) struct Chunk {
@@ -39,6 +40,8 @@ pub(crate) struct Chunk {
     held: Vec<(u32, u32)>,
     /// From here on `frame` may hold bytes that were valid before a truncation and that a reader may still be sending.
     tainted_from: u32,
+    /// When it was last used, as for the column.
+    pub used_at: u64,
     /// Version of the last change of the bytes.
     pub changed: u64,
     /// What the bytes take of the memory that waits for the log; None: no log, or the record is as new.
@@ -72,6 +75,7 @@ impl Chunk {
             grains: Grains::default(),
             held: Vec::new(),
             tainted_from: u32::MAX,
+            used_at: 0,
             changed: record.as_ref().map_or(0, |record| record.changed),
             dirty: None,
             record,
@@ -187,6 +191,7 @@ impl Chunk {
     /// pieces takes only writes that touch one of them until they have grown together.
     fn check_runs(&self, start: u32, end: u32) -> Result<(), Failure> {
         let most = RUNS_FREE + self.own().capacity().max(end as usize) / BYTES_PER_RUN_MIN;
+        let most = most.min(RUNS_MAX);
         if self.runs.count() >= most && !self.runs.overlaps(start.saturating_sub(1), end + 1) {
             let message =
                 format!("this stripe unit is in {most} separate pieces already; write contiguous ranges");

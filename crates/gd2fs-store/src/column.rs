@@ -28,7 +28,7 @@ pub struct Column {
     pub(crate) state: Mutex<State>,
     /// A snapshot arrived in the log, or will not.
     pub(crate) progress: Notify,
-    /// When it was last used, in milliseconds of the store.
+    /// When it was last used, in microseconds of the store.
     pub(crate) used_at: AtomicU64,
 }
 
@@ -71,7 +71,7 @@ impl Column {
     }
 
     pub(crate) fn with(file: u128, geometry: Geometry, shared: Arc<Shared>, state: State) -> Column {
-        let used_at = AtomicU64::new(shared.now_ms());
+        let used_at = AtomicU64::new(shared.now_us());
         let (state, progress) = (Mutex::new(state), Notify::new());
         Column { file, geometry, shared, state, progress, used_at }
     }
@@ -350,9 +350,11 @@ impl Column {
         }
     }
 
-    /// Notes that somebody uses the column.
-    pub(crate) fn touch(&self) {
-        self.used_at.store(self.shared.now_ms(), Relaxed);
+    /// Notes that somebody uses the column, and says when.
+    pub(crate) fn touch(&self) -> u64 {
+        let now = self.shared.now_us();
+        self.used_at.store(now, Relaxed);
+        now
     }
 
     pub(crate) fn is_lost(&self, state: &State) -> bool {

@@ -1,5 +1,5 @@
-//! Giving up memory, and space in the logs, for what is needed more: least recently used columns first, and of each its tail
-//! first, since the prefix that remains is of use.
+//! Giving up memory, and space in the logs, for what is needed more: least recently used columns first. What is gone for good
+//! goes from a column's tail on, since the prefix that remains is of use.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,7 +14,7 @@ use crate::tier::Tier;
 /// At least this share of a tier is given up at once, so that the search pays.
 const SHARE: u64 = 64;
 /// What was used so lately is not given up for good: whoever is about to use it, or still writes it, would lose it at once.
-const RECENT_MS: u64 = 250;
+const RECENT_US: u64 = 250_000;
 
 impl Shared {
     /// Gives up at least `bytes` of memory if there is something to give up, and returns how many.
@@ -32,7 +32,7 @@ impl Shared {
                 }
                 column.drop_tail(goal - freed)
             } else {
-                column.cool_tail(goal - freed)
+                column.cool(goal - freed)
             };
         }
         self.counters.evicted_dram_bytes.fetch_add(freed as u64, Relaxed);
@@ -65,22 +65,23 @@ impl Shared {
     }
 
     fn is_recent(&self, column: &Column) -> bool {
-        self.now_ms().saturating_sub(column.used_at.load(Relaxed)) < RECENT_MS
+        self.now_us().saturating_sub(column.used_at.load(Relaxed)) < RECENT_US
     }
 }
 
 impl Column {
-    /// Gives up the frames of clean chunks, from the last on, until `goal` bytes are free.
-    fn cool_tail(&self, goal: usize) -> usize {
+    /// Gives up the frames of clean chunks, those that were used least recently first, until `goal` bytes are free. They can be
+    /// lifted again: what counts is who needs them next, and not which prefix remains.
+    fn cool(&self, goal: usize) -> usize {
         let mut state = self.state.lock();
+        let mut clean: Vec<_> = state.chunks.values_mut().rev().filter(|chunk| chunk.can_cool()).collect();
+        clean.sort_by_key(|chunk| chunk.used_at);
         let mut freed = 0;
-        for (_, chunk) in state.chunks.iter_mut().rev() {
+        for chunk in clean {
             if freed >= goal {
                 break;
             }
-            if chunk.can_cool() {
-                freed += chunk.cool();
-            }
+            freed += chunk.cool();
         }
         freed
     }

@@ -56,6 +56,10 @@ impl Column {
         if !waits {
             tier.queue.push((Arc::downgrade(self), index));
         }
+        if self.shared.hurries() {
+            // It may sleep until the first of them has had its time.
+            tier.queue.wake.notify_one();
+        }
     }
 
     /// The column is another than its last snapshot says.

@@ -93,8 +93,11 @@ impl Column {
 
     fn find(&self, epoch: u32, offset: u64, length: u32) -> Result<Found, Failure> {
         let mut place = self.geometry.place(offset, length)?;
-        let state = self.lock_alive()?;
-        self.touch();
+        let mut state = self.lock_alive()?;
+        let now = self.touch();
+        if let Some(chunk) = state.chunks.get_mut(&place.chunk) {
+            chunk.used_at = now;
+        }
         self.check_epoch(&state, epoch)?;
         if !self.is_lost(&state) {
             // Where something may be lost, nobody can know where the column ended: then nothing is short, only missing.
@@ -251,6 +254,7 @@ impl Column {
                 if is_still(chunk, &found) {
                     self.shared.counters.lifted_bytes.fetch_add(frame.capacity() as u64, Relaxed);
                     chunk.lift(frame);
+                    chunk.used_at = self.shared.now_us();
                     return Ok(());
                 }
             }

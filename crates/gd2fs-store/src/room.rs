@@ -1,6 +1,7 @@
 //! Making room for a frame.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use gd2fs_wire::Failure;
@@ -20,6 +21,23 @@ pub(crate) struct Room {
     until: Instant,
 }
 
+/// While it lives the flushers hurry.
+struct Pressure<'a>(&'a Shared);
+
+impl Pressure<'_> {
+    fn new(shared: &Shared) -> Pressure<'_> {
+        shared.pressed.fetch_add(1, Relaxed);
+        shared.tiers.iter().for_each(|tier| tier.queue.wake.notify_one());
+        Pressure(shared)
+    }
+}
+
+impl Drop for Pressure<'_> {
+    fn drop(&mut self) {
+        self.0.pressed.fetch_sub(1, Relaxed);
+    }
+}
+
 impl Room {
     pub fn new(shared: &Arc<Shared>) -> Room {
         Room { shared: Arc::clone(shared), until: Instant::now() + WAIT_MAX }
@@ -31,13 +49,16 @@ impl Room {
         let space = shared.space.notified();
         tokio::pin!(space);
         space.as_mut().enable();
+        if Instant::now() >= self.until {
+            return Err(refusal);
+        }
         if shared.evict(bytes) > 0 {
             return Ok(());
         }
-        if shared.tiers.iter().all(|tier| tier.check().is_err()) || Instant::now() >= self.until {
+        if shared.tiers.iter().all(|tier| tier.check().is_err()) {
             return Err(refusal);
         }
-        shared.tiers.iter().for_each(|tier| tier.queue.wake.notify_one());
+        let _pressure = Pressure::new(&shared);
         let _ = timeout(LOOK_AGAIN, timeout_at(self.until.into(), space)).await;
         Ok(())
     }

@@ -29,6 +29,8 @@ pub(crate) struct Shared {
     pub dirty: Arc<AtomicUsize>,
     /// Memory may be available that was not.
     pub space: Notify,
+    /// How many wait for memory.
+    pub pressed: AtomicUsize,
     /// One looks for something to give up at a time.
     pub evicting: Mutex<()>,
     /// Columns of which control must hear.
@@ -64,9 +66,9 @@ impl Shared {
         self.version.fetch_add(1, Relaxed) + 1
     }
 
-    /// Milliseconds since the store was opened.
-    pub fn now_ms(&self) -> u64 {
-        self.began.elapsed().as_millis() as u64
+    /// Microseconds since the store was opened.
+    pub fn now_us(&self) -> u64 {
+        self.began.elapsed().as_micros() as u64
     }
 
     /// The log that a chunk belongs to; None without any. Chunks of one file are spread over all.
@@ -90,6 +92,8 @@ impl Shared {
 
     /// Whether the flusher shall not leave chunks time to grow.
     pub fn hurries(&self) -> bool {
-        self.closing.load(Relaxed) || self.dirty_bytes() > self.dirty_bytes_max / 2
+        self.closing.load(Relaxed)
+            || self.pressed.load(Relaxed) > 0
+            || self.dirty_bytes() > self.dirty_bytes_max / 2
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
 
 use gd2fs_log::{Note, Owner, Recovered};
@@ -25,11 +25,13 @@ use crate::pins::Pins;
 use crate::recovery::recover;
 use crate::scrub::Scrubber;
 use crate::shared::{Counters, Shared};
-use crate::tier::{Tier, TierError, Tiers};
+use crate::tier::{Tier, TierError, Tiers, failure_of};
 use crate::warming::WARMING_MAX;
 
 /// Twice the longest life of a capability: when a tombstone goes, nothing that could bring the file back is valid any more.
 pub const TOMBSTONE_LIFE: Duration = Duration::from_secs(7200);
+
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What a node keeps. With logs it runs tasks of its own on the runtime on which it was opened.
 pub struct Store {
@@ -97,6 +99,7 @@ impl Store {
             dirty_bytes_max,
             dirty: Arc::default(),
             space: Notify::new(),
+            pressed: AtomicUsize::new(0),
             evicting: Mutex::default(),
             changed: Changed::default(),
             pins: Pins::default(),
@@ -185,27 +188,31 @@ impl Store {
     /// Writes everything to the logs and makes their next start short. What is not written within `patience` is lost.
     ///
     /// # Errors
-    /// The first trouble of any log; the others are closed as well as can be.
+    /// The first trouble of any log. All are closed in any case.
     pub async fn close(&self, patience: Duration) -> Result<(), Failure> {
         self.shared.closing.store(true, Relaxed);
+        self.shared.tiers.iter().for_each(|tier| tier.queue.wake.notify_one());
         let all = async {
-            let mut trouble = Ok(());
-            for column in self.columns.all() {
-                if !self.shared.tiers.is_empty()
-                    && let Err(failure) = column.flush().await
-                    && failure.code != Code::Deleted
-                {
-                    trouble = trouble.and(Err(failure));
+            while self.shared.dirty_bytes() > 0 {
+                let written = self.shared.space.notified();
+                for tier in &self.shared.tiers {
+                    tier.check()?;
                 }
+                let _ = tokio::time::timeout(LOOK_AGAIN, written).await;
+            }
+            for column in self.columns.all() {
+                column.settle().await?;
             }
             for tier in &self.shared.tiers {
-                if let Err(error) = tier.log.checkpoint().await {
-                    trouble = trouble.and(Err(crate::tier::failure_of(&error)));
-                }
+                // Makes durable what it names.
+                tier.log.checkpoint().await.map_err(|error| failure_of(&error))?;
             }
-            trouble
+            Ok(())
         };
-        let ended = tokio::time::timeout(patience, all).await;
+        let ended = match self.shared.tiers.is_empty() {
+            true => Ok(Ok(())),
+            false => tokio::time::timeout(patience, all).await,
+        };
         for tier in &self.shared.tiers {
             tier.close();
             tier.log.close().await;
@@ -222,6 +229,16 @@ impl Store {
     }
 
     fn column(&self, file: u128, geometry: Geometry) -> Result<Arc<Column>, Failure> {
+        if let Some(tier) =
+            self.shared.tiers.iter().find(|t| t.log.payload_bytes_max() < geometry.stripe_unit)
+        {
+            let (unit, most) = (geometry.stripe_unit, tier.log.payload_bytes_max());
+            let message = format!(
+                "stripe_unit {unit} is over the {most} bytes that {} takes at once; use smaller units or larger logs",
+                tier.path.display()
+            );
+            return Err(Failure::new(Code::BadRequest, message));
+        }
         let name = (file, geometry.column);
         let mut shard = self.columns.lock(name);
         let slot = shard

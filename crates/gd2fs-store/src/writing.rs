@@ -51,7 +51,7 @@ impl Column {
         place: Place,
     ) -> Result<crate::frame::Frame, Hurdle> {
         let mut state = self.lock_alive()?;
-        self.touch();
+        let now = self.touch();
         self.check_writable(&state, epoch, grant, offset)?;
         if state.owed.forgets(&self.key(place.chunk)) {
             return Err(Hurdle::Owed);
@@ -64,7 +64,8 @@ impl Column {
                 entry.insert(Chunk::new(arena.allocate(bytes).map_err(|f| Hurdle::room(bytes, f))?))
             }
         };
-        if chunk.frame().is_none() {
+        chunk.used_at = now;
+        if chunk.is_cold() {
             return Err(Hurdle::Cold(place.chunk));
         }
         chunk.reserve(arena, place.start, place.end)

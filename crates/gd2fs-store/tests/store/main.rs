@@ -4,6 +4,7 @@ mod asks;
 mod deletion;
 mod grants;
 mod histories;
+mod lives;
 mod memory;
 mod ranges;
 mod restart;

@@ -9,28 +9,28 @@ use gd2fs_store::{DataDirError, LogDevice, Tiers};
 
 use super::*;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 const MIB: usize = 1 << 20;
 
-fn run<T>(test: impl Future<Output = T>) -> T {
+pub fn run<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("no test waits so long") })
 }
 
 /// A node's disk that outlives its stores.
-struct Disk {
+pub struct Disk {
     directory: tempfile::TempDir,
     incarnation: u32,
     memory_bytes: usize,
     log_bytes: u64,
-    logs: usize,
-    flush_delay: Duration,
-    power: Option<PowerCut>,
+    pub logs: usize,
+    pub flush_delay: Duration,
+    pub power: Option<PowerCut>,
     faults: Option<Faults>,
 }
 
 impl Disk {
-    fn new(memory_bytes: usize, log_bytes: u64) -> Disk {
+    pub fn new(memory_bytes: usize, log_bytes: u64) -> Disk {
         let directory = tempfile::tempdir().unwrap();
         let flush_delay = Duration::from_secs(3600);
         Disk {
@@ -46,7 +46,7 @@ impl Disk {
     }
 
     /// The store of the next incarnation, with a log that writes only when it is asked to, unless `flush_delay` is less.
-    async fn open(&mut self) -> Store {
+    pub async fn open(&mut self) -> Store {
         self.incarnation += 1;
         let begun = Instant::now();
         let data = loop {
@@ -89,7 +89,7 @@ impl Disk {
     }
 }
 
-async fn put(column: &Arc<Column>, grant: u64, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
+pub async fn put(column: &Arc<Column>, grant: u64, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
     let ticket = column.begin_write(1, grant, offset, bytes.len() as u32).await?;
     fill(&ticket, bytes);
     let sums = sums::piece_sums(offset, bytes);
@@ -97,14 +97,14 @@ async fn put(column: &Arc<Column>, grant: u64, offset: u64, bytes: &[u8]) -> Res
     unsafe { ticket.publish(&sums, Some(&sums), || false) }.await
 }
 
-async fn get(column: &Arc<Column>, offset: u64, length: u32) -> Result<Vec<u8>, Failure> {
+pub async fn get(column: &Arc<Column>, offset: u64, length: u32) -> Result<Vec<u8>, Failure> {
     let view = column.read(1, offset, length, true).await?;
     let bytes = view.bytes().to_vec();
     assert_eq!(sums::piece_sums(offset, &bytes), view.sums, "the reader's own check");
     Ok(bytes)
 }
 
-async fn column(store: &Store, grant: u64) -> Arc<Column> {
+pub async fn column(store: &Store, grant: u64) -> Arc<Column> {
     store.open(&capability(grant, 1, 1), 0).await.unwrap().0
 }
 
@@ -298,14 +298,6 @@ fn what_rots_in_the_log_is_never_served() {
         drop((file, store));
         disk.change_log(|log| {
             let at = log.windows(marker.len()).position(|window| window == marker).unwrap();
-            eprintln!(
-                "AT {at} {:?}",
-                log.windows(64)
-                    .enumerate()
-                    .filter(|(_, w)| *w == &bytes[100_000..100_064])
-                    .map(|(i, _)| i)
-                    .collect::<Vec<_>>()
-            );
             log[at] ^= 1;
         });
         let store = disk.open().await;
