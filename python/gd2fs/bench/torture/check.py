@@ -55,8 +55,9 @@ class Allowance:
         if self.evicted is not None and self.evicted(model, piece.start):
             return True
         if HOLE in piece.versions:
-            # A node that was started anew does not know what was never written.
-            return self.timeline.restarted(node, model.created)
+            # A node that was started anew does not know what was never written, and without its columns
+            # nobody knows where the file ends.
+            return any(self.timeline.restarted(each, model.created) for each in model.nodes)
         return not piece.durable and self.timeline.died(node, piece.since)
 
 
