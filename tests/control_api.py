@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fastapi.testclient import TestClient
@@ -12,6 +14,8 @@ from sqlalchemy import func, select
 
 from gd2fs import errors
 from gd2fs.control.app import create_app
+from gd2fs.control.database import Database
+from gd2fs.control.migrate import upgrade
 from gd2fs.control.service import Service
 from gd2fs.kv import digest, ids_to_bytes
 from gd2fs.signing import Keys
@@ -42,22 +46,48 @@ class ControlApi:
             raise error
         return answer.json()
 
-    def start_node(self, name: str, capacity_bytes: int = 2**30, floor: int = 0) -> int:
-        """Registers a node (again) and lets it listen; returns its incarnation."""
-        body = {"node": name, "addresses": [], "memory_bytes": capacity_bytes, "incarnation_floor": floor}
-        incarnation = self.call("POST", "/v1/nodes/register", body)["incarnation"]
+    def start_node(
+        self, name: str, capacity_bytes: int = 2**30, floor: int = 0, has_log: bool = False
+    ) -> int:
+        """Registers an empty node (again) and lets it listen; returns its incarnation."""
+        incarnation = self.register(name, capacity_bytes, incarnation_floor=floor, has_log=has_log)
         self.nodes.node(name).restart(incarnation)
         self.nodes.node(name).away = False
         self.heartbeat(name, capacity_bytes)
-        return int(incarnation)
+        return incarnation
 
-    def heartbeat(self, name: str, capacity_bytes: int = 2**30) -> None:
+    def return_node(self, name: str, *, batch: int = 4096, alive: bool = True) -> list[dict[str, Any]]:
+        """Registers a node with a log again, which has everything still, and reports it; returns what was
+        unknown."""
+        node = self.nodes.node(name)
+        incarnation = self.register(name, has_log=True)
+        items = node.recover(incarnation)
+        unknown = []
+        for start in range(0, len(items), batch):
+            unknown += self.ranges(name, items[start : start + batch])["unknown"]
+        node.away = False
+        if alive:
+            self.heartbeat(name)
+        return unknown
+
+    def register(self, name: str, capacity_bytes: int = 2**30, **more: Any) -> int:
+        body = {"node": name, "addresses": [], "memory_bytes": capacity_bytes, **more}
+        return int(self.call("POST", "/v1/nodes/register", body)["incarnation"])
+
+    def ranges(
+        self, name: str, items: list[dict[str, Any]], incarnation: int | None = None
+    ) -> dict[str, Any]:
+        body = {"incarnation": incarnation or self.nodes.node(name).incarnation, "items": items}
+        return dict(self.call("POST", f"/v1/nodes/{name}/ranges", body))
+
+    def heartbeat(self, name: str, capacity_bytes: int = 2**30, **more: Any) -> None:
         node = self.nodes.node(name)
         body = {
             "incarnation": node.incarnation,
             "addresses": [node.address],
             "used_bytes": node.used_bytes(),
             "capacity_bytes": capacity_bytes,
+            **more,
         }
         self.call("POST", f"/v1/nodes/{name}/heartbeat", body)
 
@@ -121,12 +151,26 @@ class ControlApi:
         return self.service.database.read(lambda c: c.scalar(select(func.count()).select_from(table)) or 0)
 
 
+@cache
+def _migrated() -> bytes:
+    """An empty database of this version: hundreds of tests begin with one."""
+    with TemporaryDirectory() as directory:
+        file = Path(directory) / "control.db"
+        database = Database(f"sqlite:///{file}")
+        upgrade(database)
+        database.close()
+        return file.read_bytes()
+
+
 @contextmanager
 def control(directory: Path, keys: Keys | None = None, **options: Any) -> Iterator[ControlApi]:
     """Control over a fresh database in `directory`; its worker runs only when the test calls `sweep`."""
     keys = keys or Keys.development()
     nodes, clock = FakeNodes(keys), FakeClock()
-    url = f"sqlite:///{directory / 'control.db'}"
+    file = directory / "control.db"
+    if not file.exists():
+        file.write_bytes(_migrated())
+    url = f"sqlite:///{file}"
     app = create_app(url, keys, nodes, "test", clock=clock, background=False, **options)
     with TestClient(app, base_url="http://control:7527") as client:
         yield ControlApi(client, nodes, clock)

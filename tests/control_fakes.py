@@ -22,11 +22,12 @@ class FakeColumn:
     grant: int = 0
     sealed: int = 0
     written: list[tuple[int, int]] = field(default_factory=list)
+    wanted: int = 0  # the end before something was lost
     data: bytearray = field(default_factory=bytearray)  # of `.tokens` files; nobody looks at KV cache here
 
     @property
     def length(self) -> int:
-        return max((end for _, end in self.written), default=0)
+        return max([self.wanted, *(end for _, end in self.written)])
 
     def has(self, start: int, end: int) -> bool:
         """Whether [start, end) was written without a hole."""
@@ -41,6 +42,28 @@ class FakeColumn:
     def drop_beyond(self, end: int) -> None:
         self.written = [(low, min(high, end)) for low, high in self.written if low < end]
         del self.data[end:]
+        self.wanted = min(self.wanted, end)
+
+    @property
+    def valid(self) -> int | None:
+        """The first byte that is missing below what was written."""
+        return self.missing(0, max(self.length, self.sealed))
+
+    def missing(self, start: int, end: int) -> int | None:
+        """The first byte of [start, end) that is not there."""
+        for low, high in sorted(self.written):
+            if low > start:
+                break
+            start = max(start, high)
+        return start if start < end else None
+
+    def lose(self, start: int, end: int) -> None:
+        """Evicts, loses or corrupts [start, end)."""
+        self.wanted = self.length
+        pieces = [
+            piece for low, high in self.written for piece in ((low, min(high, start)), (max(low, end), high))
+        ]
+        self.written = [(low, high) for low, high in pieces if low < high]
 
 
 @dataclass
@@ -50,6 +73,12 @@ class FakeNode:
     away: bool = False
     columns: dict[tuple[str, int], FakeColumn] = field(default_factory=dict)
     deleted: set[tuple[str, int]] = field(default_factory=set)
+    pins: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    pins_max: int = 1000
+    knows_pins: bool = True
+    scrub: dict[str, Any] = field(
+        default_factory=lambda: {"running": False, "rounds": 0, "corrupt_chunks": 0}
+    )
 
     @property
     def address(self) -> str:
@@ -60,6 +89,24 @@ class FakeNode:
         self.incarnation = incarnation
         self.columns.clear()
         self.deleted.clear()
+        self.pins.clear()
+
+    def recover(self, incarnation: int) -> list[dict[str, Any]]:
+        """Everything was on a log; returns what the agent reports."""
+        self.incarnation = incarnation
+        self.pins.clear()
+        return [self.item(key) for key in sorted(self.columns)]
+
+    def item(self, key: tuple[str, int]) -> dict[str, Any]:
+        column = self.columns[key]
+        return {
+            "file": key[0],
+            "column": key[1],
+            "epoch": column.epoch,
+            "sealed": column.sealed,
+            "length": column.length,
+            "valid": column.valid,
+        }
 
     def used_bytes(self) -> int:
         return sum(high - low for column in self.columns.values() for low, high in column.written)
@@ -71,7 +118,9 @@ class FakeNodes:
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
         self.nodes: dict[str, FakeNode] = {}
-        self.calls: dict[str, int] = {"seal": 0, "delete": 0, "stat": 0, "read_ids": 0}
+        names = ("seal", "delete", "stat", "pin", "unpin", "list", "scrub", "read_ids")
+        self.calls: dict[str, int] = dict.fromkeys(names, 0)
+        self.after_list: Any = None
         self.before_seal: Any = None
         self.before_read_ids: Any = None
 
@@ -121,6 +170,42 @@ class FakeNodes:
                 else None
             )
         return node.incarnation, replies
+
+    def pin(self, addresses: Sequence[str], items: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
+        self.calls["pin"] += 1
+        node = self._reach(addresses)
+        if not node.knows_pins:
+            raise errors.UnknownOpcode("opcode 19 is not known")
+        return node.incarnation, [self._pin_one(node, item) for item in items]
+
+    def unpin(
+        self, addresses: Sequence[str], items: list[dict[str, Any]]
+    ) -> tuple[int, list[dict[str, Any]]]:
+        self.calls["unpin"] += 1
+        node = self._reach(addresses)
+        return node.incarnation, [{"ranges": len(node.pins.pop(item["pin"], []))} for item in items]
+
+    def list(
+        self, addresses: Sequence[str], after: dict[str, Any] | None, limit: int
+    ) -> tuple[int, dict[str, Any]]:
+        self.calls["list"] += 1
+        node = self._reach(addresses)
+        first = (after["file"], after["column"]) if after else ("", -1)
+        keys = sorted(key for key in node.columns if key > first)
+        page = [
+            node.item(key) | {"grant": node.columns[key].grant, "dram_bytes": 0, "nvme_bytes": 0}
+            for key in keys[:limit]
+        ]
+        last = {"file": page[-1]["file"], "column": page[-1]["column"]} if len(keys) > limit else None
+        if self.after_list:
+            self.after_list()
+        return node.incarnation, {"items": page, "next": last}
+
+    def scrub(self, addresses: Sequence[str], start: bool) -> tuple[int, dict[str, Any]]:
+        self.calls["scrub"] += 1
+        node = self._reach(addresses)
+        node.scrub["running"] = start or node.scrub["running"]
+        return node.incarnation, dict(node.scrub)
 
     def read_ids(self, layout: dict[str, Any], first: int, count: int) -> Ids:
         self.calls["read_ids"] += 1
@@ -184,6 +269,23 @@ class FakeNodes:
             if node.address in addresses and not node.away:
                 return node
         raise errors.Disconnected(f"nobody listens on {list(addresses)}")
+
+    def _pin_one(self, node: FakeNode, item: dict[str, Any]) -> dict[str, Any]:
+        column = node.columns.get((item["file"], item["column"]))
+        code: type[errors.Gd2fsError] | None = None
+        valid = None
+        if column is None:
+            code = errors.NotFound
+        elif item["epoch"] != column.epoch:
+            code = errors.StaleLayout
+        else:
+            valid = column.missing(item["start"], item["end"])
+            if sum(map(len, node.pins.values())) >= node.pins_max:
+                code = errors.Overloaded
+            else:
+                assert 0 < item["ttl_ms"] <= 3_600_000
+                node.pins.setdefault(item["pin"], []).append(item)
+        return {"status": code.code if code else 0, "valid": valid, "message": ""}
 
     def _seal_one(self, node: FakeNode, item: dict[str, Any]) -> dict[str, Any]:
         column = node.columns.get((item["file"], item["column"]))

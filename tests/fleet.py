@@ -27,13 +27,14 @@ class Fleet:
     processes: Processes
     directory: Path
     memory: str
+    log: str | None = None
     control: str = ""
     children: dict[str, Child] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def start_node(self, number: int) -> str:
         """Starts (again) node NUMBER over its own data directory; returns its name."""
-        child = start_node(self.processes, self.directory, number, self.memory, self.control)
+        child = start_node(self.processes, self.directory, number, self.memory, self.control, log=self.log)
         self.children[child.name] = child
         self.facts[child.name] = self.processes.wait_ready(child, READY_S)
         return child.name
@@ -64,10 +65,12 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def fleet(directory: Path, *, nodes: int = 2, memory: str = "512MiB") -> Iterator[Fleet]:
-    """Control and `nodes` nodes; everything is gone afterwards."""
+def fleet(
+    directory: Path, *, nodes: int = 2, memory: str = "512MiB", log: str | None = None
+) -> Iterator[Fleet]:
+    """Control and `nodes` nodes, each with a log of size `log`; all processes are gone afterwards."""
     with Processes(directory) as processes:
-        running = Fleet(processes, directory, memory)
+        running = Fleet(processes, directory, memory, log)
         child, running.control = start_control(processes, directory, 0)
         running.children["control"] = child
         for number in range(1, nodes + 1):

@@ -126,6 +126,22 @@ class Client:
         """The highest acknowledged end of each file in bytes; None where a node can't be reached or has
         lost it. Blocks."""
 
+    def flush(self, file: File, timeout_ms: int) -> None:
+        """Returns when everything that was acknowledged to this client before is durable, on all nodes of the
+        file. Blocks.
+
+        Raises Unsupported where a node keeps nothing beyond its memory; Lost, once, where a node was started
+        anew after it had acknowledged writes that no flush covers."""
+
+    def warm(self, file: File, start: int, end: int, timeout_ms: int) -> tuple[int, int, int]:
+        """Has the nodes lift bytes [start, end) into memory, without waiting for it: how many bytes were in
+        memory, on NVMe and nowhere when they were asked. Blocks. Raises BadRequest for an empty range."""
+
+    def whereabouts(self, file: File, start: int, end: int, timeout_ms: int) -> list[tuple[int, int, str]]:
+        """Where bytes [start, end) are: (start, end, tier) in order, neighbours merged; tier is "dram",
+        "nvme", "lost" (they were there, or may have been) or "hole" (never written). Blocks. Raises
+        BadRequest for an empty range, TooLarge for more than 2^20 extents."""
+
     def stats(self) -> dict[str, int]:
         """Counters since the client was made, and the requests pending now."""
 
@@ -156,8 +172,8 @@ class IOMEM:
         done; library memory when this object, its views and its requests are gone. Idempotent."""
 
 class NodeLink:
-    """Control's line to the nodes: SEAL, DELETE and STAT. Connections are kept, one per address, at most
-    256."""
+    """Control's line to the nodes: SEAL, DELETE, STAT, PIN, UNPIN, LIST and SCRUB. Connections are kept, one
+    per address, at most 256."""
 
     def __init__(self, cluster: str, token: str, timeout_ms: int) -> None: ...
     def call(self, address: str, opcode: int, payload: bytes) -> tuple[int, int, bytes]:
@@ -185,6 +201,15 @@ class Node:
 
     def stats(self) -> str:
         """Counters as a JSON object; after ``stop`` those of the end."""
+
+    def report(self, limit: int) -> str:
+        """At most ``limit`` columns whose valid prefix has changed, those that changed first, as JSON:
+        ``{"sequence", "items": [{"file", "column", "valid", "sealed", "epoch", "length"}]}``. ``valid`` is
+        the first byte below length or seal, as a file offset, that is not there; null: all are. The same
+        again until `reported`."""
+
+    def reported(self, sequence: int) -> None:
+        """Control has taken every report up to this ``sequence``."""
 
     def stop(self, grace_ms: int) -> None:
         """Accepts nothing more, refuses new requests as SHUTTING_DOWN and lets running ones finish within

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 
 from gd2fs import errors
-from gd2fs.control import schema
+from gd2fs.control import files, schema
 from gd2fs.control.database import Database
-from gd2fs.control.migrate import upgrade
+from gd2fs.control.migrate import config, upgrade
 from gd2fs.signing import Keys, Role, Token
 from tests.control_api import IDENTITY, ControlApi, control
 
@@ -102,6 +103,8 @@ def test_roles_do_what_they_are_for(guarded: ControlApi) -> None:
         guarded.call("POST", "/v1/nodes/register", register)
     with pytest.raises(errors.Forbidden):
         guarded.call("DELETE", "/v1/nodes/n1")
+    with pytest.raises(errors.Forbidden):
+        guarded.ranges("n1", [])
     _login(guarded, "a", "node")
     with pytest.raises(errors.Forbidden):
         guarded.call("POST", "/v1/fs/create", {"path": "/f"})
@@ -291,6 +294,22 @@ def test_migrations_make_the_schema(tmp_path: Path) -> None:
     database.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
     with pytest.raises(errors.Unsupported, match="newer"):
         upgrade(database)
+    database.close()
+
+
+def test_a_database_of_the_version_before_keeps_its_rows(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'old.db'}")
+    database.write(lambda c: command.upgrade(config(c), "0002"))
+    node = (
+        "INSERT INTO nodes VALUES ('n1', 'joined', 4, '[]', '', 10, 5, 0, '{}', '', 1.0, 2.0)",
+        "INSERT INTO files VALUES ('f', 't', '/f', '/', 0, 'cache', 4096, 1, NULL, NULL, 7, 1, 1.0)",
+        "INSERT INTO file_columns VALUES ('f', 0, 1, 4, 'n1')",
+    )
+    database.write(lambda c: [c.execute(text(statement)) for statement in node])
+    upgrade(database)
+    [view] = database.read(lambda c: files.load(c, 2.0, schema.files.c.file == "f"))
+    [column] = view.columns
+    assert (column.proven, column.valid, column.has_log, column.free_bytes) == (True, None, False, 5)
     database.close()
 
 

@@ -31,9 +31,9 @@ CRATES = {
     "gd2fs-wire": set(),
     "gd2fs-transport": {"gd2fs-wire"},
     "gd2fs-device": {"gd2fs-transport"},
-    "gd2fs-store": {"gd2fs-wire", "gd2fs-transport"},
+    "gd2fs-store": {"gd2fs-wire", "gd2fs-transport", "gd2fs-device", "gd2fs-log"},
     "gd2fs-log": {"gd2fs-wire", "gd2fs-transport", "gd2fs-device"},
-    "gd2fs-node": {"gd2fs-wire", "gd2fs-transport", "gd2fs-store"},
+    "gd2fs-node": {"gd2fs-wire", "gd2fs-transport", "gd2fs-device", "gd2fs-store"},
     "gd2fs-client": {"gd2fs-wire", "gd2fs-transport"},
     "gd2fs-bench": {"gd2fs-wire", "gd2fs-transport", "gd2fs-client"},
     # For tests alone; nothing that ships knows it.

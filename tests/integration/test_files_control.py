@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 import gd2fs
 from gd2fs import errors, kv
-from gd2fs.client import Client
+from gd2fs.cli import main, output
+from gd2fs.client import Client, Extent, Warmth
 from tests.fleet import fleet
 
 MIB = 1 << 20
@@ -97,6 +99,55 @@ def test_a_wide_file_lies_on_both_nodes(client: Client) -> None:
     with pytest.raises(errors.Hole):
         client.write("/wide", 10 * MIB, b"x")
         client.read("/wide", 3 * MIB, 1000)
+
+
+def test_where_the_bytes_of_a_path_are(client: Client) -> None:
+    unit = 256 << 10
+    client.create("/where", width=2, stripe_unit=unit)
+    assert (client.where("/where"), client.warm("/where")) == ([], Warmth())
+    client.write("/where", 0, noise(3 * unit))
+    client.write("/where", 5 * unit, b"end")
+    whole = [Extent(0, 3 * unit, "dram"), Extent(3 * unit, 5 * unit, "hole")]
+    whole.append(Extent(5 * unit, 5 * unit + 3, "dram"))
+    assert client.where("/where") == whole == asyncio.run(client.awhere("/where"))
+    assert client.where("/where", [(1, 2)]) == [Extent(1, 2, "dram")]
+    warmth = Warmth(3 * unit + 3, 0, 2 * unit)
+    assert client.warm("/where") == warmth == asyncio.run(client.awarm("/where"))
+    with pytest.raises(errors.Unsupported, match=r"node\.logs"):
+        client.flush("/where")
+    with pytest.raises(errors.Unsupported, match=r"node\.logs"):
+        asyncio.run(client.aflush("/where"))
+    client.mkdir("/where-not")
+    with pytest.raises(errors.IsADirectory):
+        client.where("/where-not")
+    with pytest.raises(errors.NotFound):
+        client.warm("/nowhere")
+
+
+def test_the_commands_say_the_same(
+    client: Client, control: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.create("/command")
+    client.write("/command", 100, b"data")
+
+    def command(*words: str) -> tuple[object, str]:
+        monkeypatch.setattr(output, "_printed", False)  # each is a process of its own
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--control", control])
+        said = capsys.readouterr()
+        return ended.value.code, said.out + said.err
+
+    code, said = command("where", "/command", "--json")
+    extents = [{"start": 0, "end": 100, "tier": "hole"}, {"start": 100, "end": 104, "tier": "dram"}]
+    assert (code, json.loads(said)) == (0, {"path": "/command", "extents": extents})
+    code, said = command("where", "/command")
+    assert code == 0 and "hole" in said and "104" in said
+    code, said = command("warm", "/command", "--json")
+    assert (code, json.loads(said)) == (0, {"path": "/command", "dram": 4, "nvme": 0, "missing": 100})
+    code, said = command("warm", "/command")
+    assert code == 0 and "4 bytes in memory" in said
+    code, said = command("flush", "/command")
+    assert code == 1 and "node.logs" in said
 
 
 def test_asyncio_by_path(client: Client) -> None:

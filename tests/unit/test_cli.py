@@ -60,8 +60,14 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
         "get",
         "cat",
         "rm",
+        "where",
+        "warm",
+        "flush",
         "sessions",
         "status",
+        "top",
+        "fsck",
+        "scrub",
         "config",
         "token",
         "doctor",
@@ -70,7 +76,7 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["up", "node", "control", "engine", "gateway", "demo", "put", "sessions list"]
+    "command", ["up", "node", "control", "engine", "gateway", "demo", "put", "sessions list", "fsck"]
 )
 def test_every_help_text_says_something(tmp_path: Path, command: str) -> None:
     done = gd2fs(*command.split(), "--help", cwd=tmp_path)
@@ -136,7 +142,11 @@ def test_failures_are_one_object_too(tmp_path: Path, arguments: list[str], code:
         "get /a here",
         "cat /a",
         "rm /a",
+        "where /a",
         "status",
+        "top",
+        "fsck",
+        "scrub",
         "sessions list",
         "sessions show s",
     ],

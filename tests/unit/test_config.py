@@ -64,6 +64,13 @@ def test_short_environment_names_win_over_general_ones() -> None:
         ({"GD2FS_CONTROL_PLAN_TTL_S": "3601"}, "control.plan_ttl_s"),
         ({"GD2FS_GATEWAY_ENGINES": "127.0.0.1:8100"}, "gateway.engines"),
         ({"GD2FS_CLUSTER_ID": "a/b"}, "cluster.id"),
+        ({"GD2FS_NODE_LOGS": "/a/log,/b/../a/log", "GD2FS_NODE_LOG_BYTES": "1GiB"}, "node.logs"),
+        ({"GD2FS_NODE_LOG_BYTES": "1GiB"}, "node.log_bytes"),
+        ({"GD2FS_NODE_LOG_BYTES": "much"}, "node.log_bytes (from environment GD2FS_NODE_LOG_BYTES)"),
+        ({"GD2FS_NODE_LOG_ENGINE": "aio"}, "node.log_engine"),
+        ({"GD2FS_NODE_FLUSH_DELAY_MS": "-1"}, "node.flush_delay_ms"),
+        ({"GD2FS_NODE_FLUSH_S": "0"}, "node.flush_s"),
+        ({"GD2FS_NODE_DIRTY_BYTES_MAX": "2GiB"}, "node.dirty_bytes_max"),
     ],
 )
 def test_what_is_wrong_is_named(environ: dict[str, str], named: str) -> None:

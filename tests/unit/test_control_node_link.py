@@ -38,7 +38,9 @@ class Line:
             return errors.Overloaded.code, 0, b'{"message": "too many connections"}'
         if address == "tcp://stranger":
             return errors.WrongCluster.code, 0, b'{"message": "cluster d"}'
-        return 0, 5, json.dumps({"items": [opcode, json.loads(payload)["items"]]}).encode()
+        message = json.loads(payload)
+        answer = {"items": [opcode, message["items"]]} if "items" in message else {"asked": [opcode, message]}
+        return 0, 5, json.dumps(answer).encode()
 
 
 class Reader:
@@ -82,7 +84,12 @@ def test_operations_and_items_reach_the_node(link: NativeNodeLink) -> None:
     assert link.seal(["tcp://here"], items) == (5, [16, items])
     assert link.delete(["tcp://here"], items) == (5, [17, items])
     assert link.stat(["tcp://here"], items) == (5, [18, items])
-    assert len(Line.made) == 1, "one line for all"
+    assert link.pin(["tcp://here"], items) == (5, [19, items])
+    assert link.unpin(["tcp://here"], items) == (5, [20, items])
+    page = {"after": items[0], "limit": 7}
+    assert link.list(["tcp://away", "tcp://here"], items[0], 7) == (5, {"asked": [21, page]})
+    assert link.scrub(["tcp://here"], True) == (5, {"asked": [22, {"start": True}]})
+    assert len(Line.made) == 2, "one line for all but pins, which wait less"
     token = KEYS.verify(Line.made[0], Token)
     assert token.role == "control"
 

@@ -42,6 +42,7 @@ def test_first_turn_stores_prompt_and_output(api: ControlApi) -> None:
         "fresh_tokens": 10,
         "cached_bytes": 0,
         "max_output_tokens": 5,
+        "best_effort": False,
     }
     uri = f"gd2fs://test/.kv/{session}/1.kv"
     assert _fresh(plan) == {"token_start": 0, "token_length": -1, "kv_uri": uri, "kv_start": 0}

@@ -34,6 +34,17 @@ class FakeNative:
     def __init__(self, config: str) -> None:
         self.config = json.loads(config)
         self.stopped: list[int] = []
+        self.reports: list[list[dict[str, Any]]] = []
+        self.reported_up_to = 0
+
+    def report(self, limit: int) -> str:
+        items = self.reports[0] if self.reports else []
+        assert len(items) <= limit
+        return json.dumps({"sequence": self.reported_up_to + len(items), "items": items})
+
+    def reported(self, sequence: int) -> None:
+        assert sequence == self.reported_up_to + len(self.reports.pop(0))
+        self.reported_up_to = sequence
 
     def addresses(self) -> list[str]:
         return ["tcp://127.0.0.1:1234"]
@@ -53,6 +64,7 @@ class World:
     ) -> None:
         self.requests: list[tuple[str, str, dict[str, Any]]] = []
         self.natives: list[FakeNative] = []
+        self.reports: list[list[dict[str, Any]]] = []
         self._answer = answer
         flags = {
             "node.id": "n1",
@@ -66,6 +78,7 @@ class World:
 
     def _start(self, config: str) -> FakeNative:
         self.natives.append(FakeNative(config))
+        self.natives[-1].reports = self.reports
         return self.natives[-1]
 
     def _control(self, request: httpx2.Request) -> httpx2.Response:
@@ -93,6 +106,8 @@ def well(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(
             200, json={"cluster": "local", "incarnation": 6, "lease_s": 10, "heartbeat_s": 0.05}
         )
+    if request.url.path.endswith("/ranges"):
+        return httpx2.Response(200, json={"taken": 1, "unknown": [], "stale": []})
     return httpx2.Response(200, json={"ok": True})
 
 
@@ -111,9 +126,112 @@ def test_register_start_report_and_leave(tmp_path: Path) -> None:
     _, path, beat = world.requests[1]
     assert path == "/v1/nodes/n1/heartbeat" and beat["incarnation"] == 6
     assert beat["addresses"] == ["tcp://127.0.0.1:1234"] and beat["used_bytes"] == 5 and beat["files"] == 2
+    assert not any(name.startswith(("log", "flush", "dirty")) for name in native.config)
+    assert body["has_log"] is False and world.count("/ranges") == 0
     # It leaves before it drains, so that nothing new is planned on it.
     assert world.requests[-1][:2] == ("DELETE", "/v1/nodes/n1")
     assert native.stopped == [5000]
+
+
+def _item(number: int) -> dict[str, Any]:
+    return {"file": f"{number:032x}", "column": 0, "epoch": 1, "sealed": 0, "length": 9, "valid": None}
+
+
+def _logged(
+    tmp_path: Path, answer: Callable[[httpx2.Request], httpx2.Response] = well, **knobs: Any
+) -> World:
+    logs = {"node.logs": f"{tmp_path}/a.log,{tmp_path}/b.log", "node.log_bytes": "1GiB", **knobs}
+    return World(tmp_path, answer, **logs)
+
+
+def test_what_came_back_is_reported_before_the_first_heartbeat(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def half_known(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("/ranges"):
+            return httpx2.Response(
+                200, json={"taken": 0, "unknown": [{"file": "f", "column": 0}], "stale": []}
+            )
+        return well(request)
+
+    world = _logged(tmp_path, half_known, **{"node.flush_s": "7", "node.dirty_bytes_max": "64MiB"})
+    world.reports.extend([_item(3 * n), _item(3 * n + 1)] for n in range(10))
+    assert world.run(lambda w: w.count("/heartbeat") >= 1) == 0
+    verbs = [path.rsplit("/", 1)[1] for _, path, _ in world.requests[:12]]
+    assert verbs == ["register", *["ranges"] * 10, "heartbeat"]
+    assert world.requests[0][2]["has_log"] is True
+    assert world.requests[1][2] == {"incarnation": 6, "items": [_item(0), _item(1)]}
+    (native,) = world.natives
+    assert native.reported_up_to == 20
+    given = {name: native.config[name] for name in ("log_bytes", "log_engine", "flush_delay_ms")}
+    assert given == {"log_bytes": 1 << 30, "log_engine": "auto", "flush_delay_ms": 200}
+    assert native.config["logs"] == [f"{tmp_path}/a.log", f"{tmp_path}/b.log"]
+    assert native.config["dirty_bytes_max"] == 64 << 20
+    assert native.stopped == [5000]
+    assert "does not know 10" in caplog.text and "fsck" in caplog.text
+
+
+def test_later_changes_go_with_the_heartbeats_and_never_instead_of_them(tmp_path: Path) -> None:
+    world = _logged(tmp_path)
+
+    def feed(w: World) -> bool:
+        if w.count("/heartbeat") == 1 and not w.count("/ranges"):
+            w.reports.extend([_item(n)] for n in range(9))
+        return w.count("/ranges") >= 9
+
+    assert world.run(feed) == 0
+    verbs = [path.rsplit("/", 1)[1] for _, path, _ in world.requests]
+    told = verbs[verbs.index("ranges") :]
+    assert told[:10] == [*["ranges"] * 4, "heartbeat", *["ranges"] * 4, "heartbeat"]
+
+
+def test_reports_wait_for_a_control_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gd2fs.node.agent.BACKOFF_MAX_S", 0.01)
+
+    def away(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("/ranges") and world.count("/ranges") < 4:
+            raise httpx2.ConnectError("connection refused")
+        return well(request)
+
+    world = _logged(tmp_path, away)
+    world.reports.append([_item(1)])
+    assert world.run(lambda w: w.count("/heartbeat") >= 1) == 0
+    assert world.count("/ranges") == 4 and world.natives[0].reported_up_to == 1
+
+
+def test_it_can_be_stopped_while_it_waits_to_report(tmp_path: Path) -> None:
+    def away(request: httpx2.Request) -> httpx2.Response:
+        return error(500, "no") if request.url.path.endswith("/ranges") else well(request)
+
+    world = _logged(tmp_path, away)
+    world.reports.append([_item(1)])
+    assert world.run(lambda w: w.count("/ranges") >= 1) == 0
+    assert world.count("/heartbeat") == 0 and world.natives[0].stopped == [5000]
+
+
+def test_a_report_of_a_stale_incarnation_ends_the_node(tmp_path: Path) -> None:
+    def stale(request: httpx2.Request) -> httpx2.Response:
+        return error(409, "over") if request.url.path.endswith("/ranges") else well(request)
+
+    world = _logged(tmp_path, stale)
+    world.reports.append([_item(1)])
+    assert world.run() == EXIT_REGISTRATION_LOST
+
+
+def test_a_log_file_without_a_size_is_refused_before_it_registers(tmp_path: Path) -> None:
+    world = _logged(tmp_path, **{"node.log_bytes": "0"})
+    with pytest.raises(ValueError, match=r"node\.log_bytes: .*a\.log is not there"):
+        world.run()
+    assert world.requests == []
+
+
+def test_with_a_log_the_node_is_as_large_as_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiers = {"log_total": 100, "log_live": 60, "dirty_bytes": 7, "evictable_bytes": 90, "arena_used": 5}
+    monkeypatch.setattr(FakeNative, "stats", lambda self: json.dumps(tiers))
+    world = _logged(tmp_path)
+    world.run(lambda w: w.count("/heartbeat") >= 1)
+    beat = next(body for _, path, body in world.requests if path.endswith("/heartbeat"))
+    assert [beat[f"{name}_bytes"] for name in ("capacity", "used", "evictable")] == [100, 67, 67]
 
 
 def test_a_stale_incarnation_ends_the_node(tmp_path: Path) -> None:
@@ -208,9 +326,13 @@ def test_the_floor_is_read_from_the_data_directory(tmp_path: Path) -> None:
 
 
 def test_metrics_are_prometheus_text() -> None:
-    lines = prometheus_text({"node": 'n"1'}, STATS).splitlines()
+    tiers = {"flush_lag_ms": 1500, "hits_nvme": 3, "log_live": 8, "log_failed": 0}
+    lines = prometheus_text({"node": 'n"1'}, STATS | tiers).splitlines()
     assert r'gd2fs_node_bytes_read_total{node="n\"1"} 7' in lines
     assert "# TYPE gd2fs_node_files gauge" in lines
+    assert r'gd2fs_node_flush_lag_seconds{node="n\"1"} 1.5' in lines
+    assert "# TYPE gd2fs_node_hits_nvme_total counter" in lines
+    assert "# TYPE gd2fs_node_log_live gauge" in lines and "# TYPE gd2fs_node_log_failed gauge" in lines
     assert r'gd2fs_node_errors_total{node="n\"1",code="HOLE"} 3' in lines
     buckets = [
         line.rsplit(" ", 1) for line in lines if line.startswith("gd2fs_node_read_latency_seconds_bucket")

@@ -57,6 +57,9 @@ pub(crate) fn start(
         if let Ok(reply) = &result
             && u64::from(reply.frame.header.length) == length
         {
+            if request.direction == Direction::Write {
+                request.cell.unflushed.acknowledged(part.column, reply.frame.header.incarnation);
+            }
             add(request.direction.counter(&shared.stats), length);
             if local {
                 add(&shared.stats.bytes_direct, length);

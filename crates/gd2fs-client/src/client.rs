@@ -73,7 +73,7 @@ impl Default for Options {
 }
 
 pub struct Client {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     requests: Arc<Requests>,
     runtime: Mutex<Option<Runtime>>,
     /// Held by whoever closes: a second one must not return before the memory of all requests is free.
@@ -86,7 +86,7 @@ pub struct Client {
 
 /// A file by its layout, for requests.
 #[derive(Clone)]
-pub struct File(Arc<LayoutCell>);
+pub struct File(pub(crate) Arc<LayoutCell>);
 
 /// A result that is still being made. Dropping it gives it up.
 pub struct Ticket<T> {
@@ -283,7 +283,7 @@ impl Client {
         self.runtime.lock().as_ref().map(|runtime| runtime.handle().clone()).ok_or_else(closed)
     }
 
-    fn start<T: Send + 'static>(
+    pub(crate) fn start<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) -> Result<Ticket<T>, Failure> {

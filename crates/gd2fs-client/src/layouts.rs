@@ -10,19 +10,26 @@ use parking_lot::Mutex;
 use crate::control::Control;
 use crate::layout::Layout;
 use crate::request::Direction;
+use crate::unflushed::Unflushed;
 
 /// Texts remembered; what nobody uses is dropped when there are more.
 const CELLS_MAX: usize = 4096;
+/// Files remembered by their writes, 100 bytes each. Beyond it those go that nobody uses: first what is flushed, then all, since a
+/// client that never flushes asks nobody whether its writes are durable.
+const FILES_MAX: usize = 65_536;
 
 pub(crate) struct LayoutCell {
     given: Arc<Layout>,
     newer: [Mutex<Option<Arc<Layout>>>; 2],
+    /// Shared by all layouts of the file.
+    pub unflushed: Arc<Unflushed>,
     refreshing: tokio::sync::Mutex<()>,
 }
 
 impl LayoutCell {
-    pub fn new(layout: Layout) -> LayoutCell {
-        LayoutCell { given: Arc::new(layout), newer: Default::default(), refreshing: Default::default() }
+    pub fn new(layout: Layout, unflushed: Arc<Unflushed>) -> LayoutCell {
+        let (given, newer) = (Arc::new(layout), Default::default());
+        LayoutCell { given, newer, unflushed, refreshing: Default::default() }
     }
 
     pub fn current(&self, direction: Direction) -> Arc<Layout> {
@@ -84,6 +91,8 @@ fn refusal(status: u16, text: &str) -> Failure {
 #[derive(Default)]
 pub(crate) struct Layouts {
     cells: Mutex<HashMap<String, Arc<LayoutCell>>>,
+    /// By file and width.
+    files: Mutex<HashMap<(String, usize), Arc<Unflushed>>>,
 }
 
 impl Layouts {
@@ -92,12 +101,26 @@ impl Layouts {
         if let Some(cell) = cells.get(text) {
             return Ok(cell.clone());
         }
-        let cell = Arc::new(LayoutCell::new(Layout::parse(text)?));
+        let layout = Layout::parse(text)?;
+        let unflushed = self.unflushed(&layout);
+        let cell = Arc::new(LayoutCell::new(layout, unflushed));
         if cells.len() >= CELLS_MAX {
             cells.retain(|_, cell| Arc::strong_count(cell) > 1);
         }
         // The rest is in use by admitted requests, whose number is bounded too.
         cells.insert(text.into(), cell.clone());
         Ok(cell)
+    }
+
+    fn unflushed(&self, layout: &Layout) -> Arc<Unflushed> {
+        let mut files = self.files.lock();
+        let name = (layout.file.clone(), layout.columns.len());
+        if files.len() >= FILES_MAX && !files.contains_key(&name) {
+            files.retain(|_, file| Arc::strong_count(file) > 1 || !file.is_clean());
+        }
+        if files.len() >= FILES_MAX && !files.contains_key(&name) {
+            files.retain(|_, file| Arc::strong_count(file) > 1);
+        }
+        files.entry(name).or_insert_with(|| Arc::new(Unflushed::new(layout.columns.len()))).clone()
     }
 }

@@ -25,16 +25,21 @@ mod severed;
 mod staging;
 mod stats;
 mod stop;
+mod tiers;
+mod tries;
 mod trouble;
+mod unflushed;
 
 pub use gd2fs_transport::{Memory, Slice};
 
 pub use client::{Client, File, Options, Ticket};
 pub use completion::{Completion, Completions};
 pub use dial::Transport;
+pub use gd2fs_wire::messages::{Tier, Warmth};
 pub use layout::{Column, Layout, Part, Replica};
 pub use node_link::{Answer, NodeLink};
 pub use region::Region;
 pub use request::Direction;
 pub use requests::REQUESTS_MAX;
 pub use stats::Stats;
+pub use tiers::Extent;

@@ -1,4 +1,4 @@
-//! Control's line to the nodes: SEAL, DELETE, STAT.
+//! Control's line to the nodes: the operations that only control may ask for.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,8 @@ use crate::trouble::Trouble;
 
 /// Addresses remembered at once; beyond it an idle one is dropped.
 const LINKS_MAX: usize = 256;
-/// Every operation here may be repeated: SEAL and DELETE are idempotent, STAT only looks.
+/// Every operation here may be repeated: SEAL, DELETE, PIN and UNPIN are idempotent, STAT and LIST only look, and a SCRUB too many
+/// changes nothing that is right.
 const TRIES_MAX: u32 = 2;
 
 pub struct NodeLink {
@@ -59,7 +60,7 @@ impl NodeLink {
         let invalid = |why: String| Failure::new(Code::Invalid, why);
         let opcode = Opcode::from_u8(opcode)
             .filter(|opcode| opcode.is_control())
-            .ok_or_else(|| invalid(format!("opcode {opcode} is none of SEAL, DELETE, STAT")))?;
+            .ok_or_else(|| invalid(format!("opcode {opcode} is none that control asks for")))?;
         if payload.len() > CONTROL_BYTES_MAX as usize {
             let why =
                 format!("payload of {} bytes is over {CONTROL_BYTES_MAX}; send fewer items", payload.len());

@@ -1,10 +1,12 @@
 //! Records on their way to the device: admission, writing, and completion in the order of the log.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use gd2fs_device::{BLOCK, Op};
 use gd2fs_transport::{Memory, Slice};
+use gd2fs_wire::guard::{Guard, stands};
 use tokio::sync::oneshot;
 
 use crate::entry::{Key, cover};
@@ -158,12 +160,13 @@ impl Inner {
             if let Some(told) = &flight.told {
                 state.segments.insert(told.live);
             }
+            state.told_order = flight.order;
             drop(state);
             if let Some(told) = flight.told {
                 self.tell(&told);
             }
             state = self.state.lock();
-            (state.completed_order, state.completed) = (flight.order, flight.end);
+            state.completed = flight.end;
             if let Some(waiter) = flight.waiter {
                 // Nobody listens if the append's future was dropped; the owner has been told all the same.
                 let _ = waiter.send(Outcome::Written);
@@ -182,11 +185,15 @@ impl Inner {
     /// Tells the owner where a snapshot lies now; what it does not want is dead at once.
     fn tell(&self, told: &Told) {
         let Live { key, version, place, .. } = told.live;
-        let wanted = self.owner().is_some_and(|owner| match told.from {
-            None => owner.appended(key, version, place),
-            Some(from) => owner.moved(key, version, from, place),
-        });
-        if !wanted {
+        let wanted = || {
+            self.owner().is_some_and(|owner| match told.from {
+                None => owner.appended(key, version, place),
+                Some(from) => owner.moved(key, version, from, place),
+            })
+        };
+        // A panic, reported by its hook, must not end this: whoever completes is the only one, and all records wait for it.
+        // Whether the owner took the place in is unknown; dead, it is a miss at worst.
+        if !catch_unwind(AssertUnwindSafe(wanted)).unwrap_or(false) {
             self.release(&place);
         }
         // Not wanted, it had been released or replaced there too.
@@ -195,9 +202,10 @@ impl Inner {
         }
     }
 
-    /// Makes everything durable that is complete now. Callers that come while a sync runs share the next one.
+    /// Makes everything durable that the owner was told of by now, or that is complete. Callers that come while a sync runs
+    /// share the next one.
     pub async fn sync(&self) -> Result<()> {
-        let wanted = self.state.lock().completed_order;
+        let wanted = self.state.lock().told_order;
         let _turn = self.sync_turn.lock().await;
         if self.state.lock().durable_order >= wanted {
             return self.state.lock().check();
@@ -215,10 +223,11 @@ impl Inner {
         let (order, at) = {
             let state = self.state.lock();
             state.check()?;
-            (state.completed_order, state.completed.at)
+            // What the owner is just being told of is written; only where it ends is not known yet.
+            (state.told_order, state.completed.at)
         };
         let began = std::time::Instant::now();
-        let result = self.device.perform(Op::sync()).await;
+        let result = if stands(Guard::Sync) { self.device.perform(Op::sync()).await } else { Ok(()) };
         self.counters.synced(began.elapsed());
         let mut state = self.state.lock();
         if let Err(error) = result {

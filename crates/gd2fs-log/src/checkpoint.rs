@@ -1,6 +1,6 @@
 //! Checkpoints: what lives, in a file beside the log, so that recovery scans only what came after.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -78,14 +78,16 @@ pub(crate) struct Writer {
     items: u64,
     /// The first error; entries that follow it are not written.
     result: io::Result<()>,
-    /// Generations of the segments that the entries name.
-    pub named: HashSet<u64>,
+    pub named: Named,
 }
+
+/// The places that the entries name: generations of segments, and offsets in them.
+pub(crate) type Named = HashMap<u64, HashSet<u64>>;
 
 impl Writer {
     pub fn create(path: &Path, device: &[u8; 16]) -> io::Result<Writer> {
         let file = BufWriter::with_capacity(1 << 20, File::create(new(path))?);
-        let named = HashSet::new();
+        let named = Named::new();
         let mut writer =
             Writer { path: path.into(), file, sum: fold::START, items: 0, result: Ok(()), named };
         let head = RawHead {
@@ -139,7 +141,7 @@ impl Entries for Writer {
     }
 
     fn chunk(&mut self, key: Key, version: u64, runs: &[Run], place: Place) {
-        self.named.insert(place.generation);
+        self.named.entry(place.generation).or_default().insert(place.offset);
         let entry = RawEntry::new(key, version, ColumnState::default());
         let (generation, offset) = (place.generation.into(), place.offset.into());
         let item =

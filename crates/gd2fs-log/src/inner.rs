@@ -70,7 +70,7 @@ impl Inner {
     pub fn release(&self, place: &Place) {
         let mut state = self.state.lock();
         if state.segments.remove(place) {
-            state.exhausted = state.exhausted && self.owner.get().is_none();
+            state.exhausted = false;
             drop(state);
             self.work.notify_one();
         }

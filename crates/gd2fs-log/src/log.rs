@@ -146,7 +146,7 @@ impl Log {
     /// is wanted any more. A second call changes nothing.
     pub fn start(&self, owner: Weak<dyn Owner>) {
         if self.inner.owner.set(owner).is_ok() {
-            self.inner.state.lock().exhausted = false;
+            self.inner.state.lock().kept = true;
             *self.upkeep.lock() = Some(self.inner.runtime.spawn(Arc::clone(&self.inner).keep_up()));
         }
     }
@@ -180,12 +180,15 @@ impl Log {
         async move { told.await.unwrap_or(Err(LogError::Closed)) }
     }
 
-    /// Makes everything durable whose append had completed before this was called.
+    /// Makes everything durable whose append had completed, or of which [`Owner::appended`] was told, before this was called.
     ///
     /// # Errors
     /// `Failed`: from then on nothing is written any more, since the device may have lost any of its last writes.
     pub async fn sync(&self) -> Result<()> {
-        self.inner.sync().await
+        let inner = Arc::clone(&self.inner);
+        // On its own: the failure of a sync that nobody waits for any more is the end of writing all the same.
+        let made = self.inner.runtime.spawn(async move { inner.sync().await });
+        made.await.unwrap_or(Err(LogError::Closed))
     }
 
     /// Reads bytes `[start, end)` of a chunk, whole blocks of `place`, into `memory`. What was written is not verified: the
@@ -246,8 +249,7 @@ impl Log {
         let division = state.segments.division;
         let bytes = |blocks: u64| blocks * BLOCK as u64;
         let live: u64 = state.segments.iter().map(|segment| u64::from(segment.live_blocks)).sum();
-        let free = u64::from(state.segments.free_count()) * division.segment_bytes
-            + state.open.map_or(0, |open| bytes(u64::from(division.blocks() - open.block)));
+        let free = bytes(state.free_blocks());
         let total = u64::from(division.segments) * division.segment_bytes;
         let counters = &self.inner.counters;
         Stats {

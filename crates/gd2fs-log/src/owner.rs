@@ -12,6 +12,8 @@ use crate::position::Place;
 /// - one append of a chunk is in flight at a time, and versions rise;
 /// - a change that a note stands for is made in the owner's own state before the note is given to the log, and from then on
 ///   no append begins that the note makes void (both calls return at once, so that the owner can make them under its lock);
+/// - the deletion of a column and its note are one step to [`Owner::live`]: behind a checkpoint that lacks the column and did
+///   not wait for the note, what is still on its way of it could be found alone, with an older state;
 /// - a place is released only once [`Owner::live`] does not name it any more.
 pub trait Owner: Send + Sync + 'static {
     /// A snapshot is written (not yet durable) and lies at `place`. False: it is not wanted any more, and is dead at once.
@@ -25,7 +27,7 @@ pub trait Owner: Send + Sync + 'static {
     fn damaged(&self, key: Key, version: u64, place: Place);
 
     /// Names all columns and all chunks whose bytes lie in this log. Called on a thread that may block; changes go on
-    /// meanwhile.
+    /// meanwhile. What was there when this was called and is not named is dead, as if it were released.
     fn live(&self, entries: &mut dyn Entries);
 }
 

@@ -264,6 +264,10 @@ fn resolve(checkpoint: Checkpoint, scan: &Scan, end: Option<Position>) -> Recove
         given_up,
         ..Recovered::default()
     };
+    // The owner names its own state: it may hold a version of which the log had not heard, and which is not to be given again.
+    let versions = checkpoint.columns.iter().map(|entry| entry.version);
+    let versions = versions.chain(checkpoint.chunks.iter().map(|entry| entry.version));
+    recovered.version_max = versions.fold(recovered.version_max, u64::max);
     columns.extend(checkpoint.columns.into_iter().map(|entry| ((entry.file, entry.column), entry)));
     chunks.extend(checkpoint.chunks.into_iter().map(|entry| (entry.key, Last::Whole(entry))));
     let mut learn = |entry: ColumnEntry| {

@@ -1,11 +1,12 @@
 //! The segments of a device: which are free, what lives in them, and who still reads.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use gd2fs_device::BLOCK;
 
+use crate::checkpoint::Named;
 use crate::entry::Key;
-use crate::position::Place;
+use crate::position::{Mark, Place};
 use crate::record::SEGMENT_HEADER_BLOCKS;
 
 /// How a device is divided: one block of superblock, the segments, what is left over, one block with its copy.
@@ -192,12 +193,32 @@ impl Segments {
             as u32
     }
 
+    /// What lies before a checkpoint's position and is not named by its entries is dead.
+    pub fn drop_unnamed(&mut self, segment: u32, position: &Mark, named: &Named) {
+        let segment = &mut self.all[segment as usize];
+        let (generation, Mark { at, offset: end }) = (segment.generation, *position);
+        // Of the segment that the position lies in, the records before it; all, where a recovery ended.
+        let before = |offset| generation < at.generation || end == 0 || offset < end;
+        if generation > at.generation {
+            return;
+        }
+        let named = named.get(&generation);
+        let stays = |offset| !before(offset) || named.is_some_and(|named| named.contains(&offset));
+        let mut dropped = 0;
+        segment.live.retain(|offset, live| {
+            let stays = stays(*offset);
+            dropped += if stays { 0 } else { live.blocks() };
+            stays
+        });
+        segment.live_blocks -= dropped;
+    }
+
     /// Frees what is empty, lies wholly before the checkpoint at `generation`, and is not named by its entries. Gives their number.
-    pub fn free_behind(&mut self, generation: u64, named: &HashSet<u64>) -> u32 {
+    pub fn free_behind(&mut self, generation: u64, named: &Named) -> u32 {
         let mut count = 0;
         for index in 0..self.division.segments {
             let segment = &mut self.all[index as usize];
-            let behind = segment.generation < generation && !named.contains(&segment.generation);
+            let behind = segment.generation < generation && !named.contains_key(&segment.generation);
             if segment.phase == Phase::Full && segment.live.is_empty() && behind {
                 segment.phase = Phase::Leaving;
                 count += 1;

@@ -111,8 +111,8 @@ pub(crate) struct State {
     pub generation_next: u64,
     pub in_flight: VecDeque<Flight>,
     pub order_next: u64,
-    /// Order of the last write that is complete together with all before it.
-    pub completed_order: u64,
+    /// Order of the last write of which the owner was, or is just being, told.
+    pub told_order: u64,
     pub completed: Mark,
     pub durable_order: u64,
     pub durable: Position,
@@ -122,6 +122,8 @@ pub(crate) struct State {
     pub draining: bool,
     /// Reclaim can make no room until something is released.
     pub exhausted: bool,
+    /// Somebody makes room: without upkeep nothing is worth waiting for.
+    pub kept: bool,
     /// A checkpoint waits for the notes that its entries have obeyed.
     pub checkpointing: bool,
     pub failed: Option<String>,
@@ -147,14 +149,15 @@ impl State {
             generation_next: 1,
             in_flight: VecDeque::new(),
             order_next: 1,
-            completed_order: 0,
+            told_order: 0,
             completed: Mark::default(),
             durable_order: 0,
             durable: Position::default(),
             floor: Position::default(),
             breaking: false,
             draining: false,
-            exhausted: true,
+            exhausted: false,
+            kept: false,
             checkpointing: false,
             failed: None,
             closed: false,
@@ -217,15 +220,24 @@ impl State {
         let leaves = if urgent { 0 } else { ask.class.leaves() };
         if !(if fits { free >= leaves } else { free > leaves }) {
             // Reclaim, and what a checkpoint waits for, do not wait for room: nobody else makes it.
-            let over = self.exhausted || urgent;
+            let over = self.exhausted || !self.kept || urgent;
             return if over { Admission::Full } else { Admission::Wait };
         }
-        let before = self.open.map_or(0, |open| self.segments.division.blocks() - open.block);
+        let before = self.free_blocks();
         let opened = if fits { None } else { self.open_segment(id()) };
+        let slot = self.take(ask, opened);
         if ask.class == Class::Reclaim {
-            self.gain -= i64::from(ask.blocks + if fits { 0 } else { before });
+            self.gain -= (before - self.free_blocks()) as i64;
         }
-        Admission::Now(Box::new(self.take(ask, opened)))
+        Admission::Now(Box::new(slot))
+    }
+
+    /// Blocks that can be written before anything more is freed. What a change costs is read off here, so that nothing is
+    /// left out: not the record alone, but the unused end of the segment before it and its own segment's header too.
+    pub fn free_blocks(&self) -> u64 {
+        let blocks = self.segments.division.blocks();
+        let rest = self.open.map_or(0, |open| blocks - open.block);
+        u64::from(self.segments.free_count()) * u64::from(blocks) + u64::from(rest)
     }
 
     fn open_segment(&mut self, id: SegmentId) -> Option<(u64, u64, SegmentHeader)> {
@@ -289,9 +301,12 @@ impl State {
         let told =
             self.in_flight.drain(..).filter_map(|flight| flight.waiter).map(|waiter| (waiter, why.clone()));
         let told = told.collect();
+        let before = self.free_blocks();
         if let Some(open) = self.open.take() {
             self.segments.close(open.segment);
         }
+        // Otherwise reclaim would gain by every write that fails.
+        self.gain -= (before - self.free_blocks()) as i64;
         self.tail = self.completed.at;
         self.breaking = false;
         told

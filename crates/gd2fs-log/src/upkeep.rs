@@ -8,10 +8,11 @@ use gd2fs_device::{BLOCK, Buffer, Op};
 use tokio::task::JoinSet;
 
 use crate::append::Payload;
-use crate::checkpoint::{Foot, Writer, publish};
+use crate::checkpoint::{Foot, Named, Writer, publish};
 use crate::entry::cover;
 use crate::error::{LogError, Result};
 use crate::inner::Inner;
+use crate::position::Mark;
 use crate::record::Body;
 use crate::scan::runs_hold;
 use crate::segment::Live;
@@ -28,8 +29,9 @@ const LIVE_MAX_TENTHS: u32 = 9;
 /// Steps in a row that freed nothing and moved nothing, before the log counts as full. Entries that were released while a
 /// checkpoint was made are free after the next.
 const STALLS_MAX: u32 = 3;
-/// Steps in a row by which nothing was gained, before the log counts as full. Each segment that is moved gains a
-/// tenth, and a checkpoint follows it; large records can leave so much unused at the ends of segments that nothing is gained.
+/// Steps in a row by which not a tenth of a segment was gained, before the log counts as full. Each segment that is moved
+/// should gain so much, and a checkpoint follows it; large records can leave so much unused at the ends of segments that
+/// nothing is gained. What a device can gain is finite, and so is what is moved for it.
 const STEPS_MAX: u32 = 32;
 /// After a checkpoint that failed, so that a full disk is not asked without a pause.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(1);
@@ -37,6 +39,7 @@ const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(1);
 impl Inner {
     /// Runs until the log is closed.
     pub async fn keep_up(self: Arc<Self>) {
+        let _end = Ending(&self);
         loop {
             let work = self.work.notified();
             tokio::pin!(work);
@@ -66,18 +69,20 @@ impl Inner {
         if due {
             self.checkpoint().await?;
         }
-        let (mut best, mut steps, mut stalls) = (i64::MIN, 0, 0);
+        let (mut best, mut steps, mut stalls) = (None, 0, 0);
         loop {
-            let (free, gain, watermark, stop) = {
+            let (free, gain, division, stop) = {
                 let state = self.state.lock();
                 let stop = state.failed.is_some() || state.closed || state.exhausted;
-                (state.segments.free_count(), state.gain, watermark(state.segments.division.segments), stop)
+                (state.segments.free_count(), state.gain, state.segments.division, stop)
             };
+            let watermark = watermark(division.segments);
             if free > watermark || stop {
                 return Ok(());
             }
-            steps = if gain > best { 0 } else { steps + 1 };
-            best = best.max(gain);
+            let worth_while =
+                best.is_none_or(|best| gain >= best + i64::from(division.blocks().div_ceil(10)));
+            (best, steps) = if worth_while { (Some(gain), 0) } else { (best, steps + 1) };
             stalls = if self.make_room(free, watermark).await? { 0 } else { stalls + 1 };
             if stalls == STALLS_MAX || steps == STEPS_MAX {
                 self.give_up();
@@ -110,10 +115,11 @@ impl Inner {
         }
     }
 
-    /// Moves the live records of a segment. False if none could be moved.
+    /// Moves the live records of a segment. False if none could be moved. All that was begun has ended when this returns, also
+    /// with an error: a copy that is still on its way could come behind the next checkpoint's position.
     async fn move_all(self: &Arc<Self>, records: Vec<Live>) -> Result<bool> {
         let mut moves = JoinSet::new();
-        let mut moved = false;
+        let mut moved = Ok(false);
         for record in records {
             let busy = {
                 let state = self.state.lock();
@@ -123,14 +129,17 @@ impl Inner {
                 tokio::time::sleep(GIVE_WAY).await;
             }
             if moves.len() == MOVES_MAX {
-                moved |= ended(moves.join_next().await)?;
+                moved = both(moved, ended(moves.join_next().await));
+            }
+            if moved.is_err() {
+                break;
             }
             moves.spawn_on(Arc::clone(self).move_one(record), &self.runtime);
         }
         while let Some(end) = moves.join_next().await {
-            moved |= ended(Some(end))?;
+            moved = both(moved, ended(Some(end)));
         }
-        Ok(moved)
+        moved
     }
 
     /// Copies one record to the append point. What does not hold what was written is never copied: it would end the log at
@@ -185,14 +194,15 @@ impl Inner {
             let state = self.state.lock();
             (state.completed, state.bytes_since_checkpoint, state.records_since_checkpoint)
         };
-        let (path, device_id) = (self.checkpoint_path.clone(), self.device_id);
+        let inner = Arc::clone(self);
         let written = self.runtime.spawn_blocking(move || {
-            Writer::create(&path, &device_id).map(|mut writer| {
+            Writer::create(&inner.checkpoint_path, &inner.device_id).map(|mut writer| {
                 owner.live(&mut writer);
+                inner.drop_unnamed(&position, &writer.named);
                 writer
             })
         });
-        let writer = self.file_result(written.await)?;
+        let mut writer = self.file_result(written.await)?;
         // What the entries do not name because of a note is not to come back in part if that note is never durable.
         self.state.lock().checkpointing = true;
         self.room.notify_waiters();
@@ -204,7 +214,7 @@ impl Inner {
             (state.completed.at, state.version_max)
         };
         self.sync_told().await?;
-        let named = writer.named.clone();
+        let named = std::mem::take(&mut writer.named);
         let foot = Foot { position, durable, version_max };
         let path = self.checkpoint_path.clone();
         let published =
@@ -228,6 +238,14 @@ impl Inner {
         Ok(freed)
     }
 
+    /// What lies before a checkpoint's position and is not named by its entries was forgotten, whether or not the owner has come
+    /// to release it. Moved, it would come behind the position, and a recovery would take it for new.
+    fn drop_unnamed(&self, position: &Mark, named: &Named) {
+        let segments = self.state.lock().segments.division.segments;
+        // A lock for each segment: there may be a million records, and appends go on.
+        (0..segments).for_each(|segment| self.state.lock().segments.drop_unnamed(segment, position, named));
+    }
+
     fn file_result<T>(&self, joined: Result<std::io::Result<T>, tokio::task::JoinError>) -> Result<T> {
         let result = joined.unwrap_or_else(|error| Err(std::io::Error::other(error)));
         let path = self.checkpoint_path.clone();
@@ -238,6 +256,21 @@ impl Inner {
 /// Below so many free segments reclaim works: a twentieth, and always more than what it needs itself.
 fn watermark(segments: u32) -> u32 {
     (segments / 20).max(RESERVED + 1)
+}
+
+/// Upkeep ends: nobody is to wait for room that it would make. Also if it panics.
+struct Ending<'a>(&'a Inner);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().kept = false;
+        self.0.room.notify_waiters();
+    }
+}
+
+/// Whether anything was moved; the first error.
+fn both(before: Result<bool>, now: Result<bool>) -> Result<bool> {
+    Ok(before? | now?)
 }
 
 fn ended(joined: Option<Result<Result<bool>, tokio::task::JoinError>>) -> Result<bool> {

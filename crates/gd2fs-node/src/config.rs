@@ -2,8 +2,10 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
+use std::time::Duration;
 
-use gd2fs_store::DataDirError;
+use gd2fs_device::EngineKind;
+use gd2fs_store::{DataDirError, LogDevice, TierError, Tiers};
 use gd2fs_transport::Address;
 use gd2fs_wire::{Code, Failure, Keys, SigningError};
 use serde::Deserialize;
@@ -29,6 +31,24 @@ pub struct Config {
     pub listen: Vec<String>,
     pub memory_bytes: u64,
     pub data_dir: PathBuf,
+    /// Files or block devices that the node writes behind to; none: what is in memory is all there is.
+    #[serde(default)]
+    pub logs: Vec<PathBuf>,
+    /// Bytes that a file among them is made with; 0: all exist, or are block devices.
+    #[serde(default)]
+    pub log_bytes: u64,
+    /// How the system is asked: `auto`, `uring` or `pool`.
+    #[serde(default = "default_log_engine")]
+    pub log_engine: String,
+    /// A chunk that has changed waits so long for further changes before it is written to the log.
+    #[serde(default = "default_flush_delay_ms")]
+    pub flush_delay_ms: u64,
+    /// With more than this in memory alone, writes wait for the log; 0: half of `memory_bytes`.
+    #[serde(default)]
+    pub dirty_bytes_max: u64,
+    /// A stop gives the log so long to take what it does not have yet.
+    #[serde(default = "default_flush_s")]
+    pub flush_s: u64,
     #[serde(default = "default_connections_max")]
     pub connections_max: usize,
     /// For clients of this host, which share memory with the node: `auto` (an abstract socket), `off`, or the path of a socket.
@@ -42,6 +62,18 @@ pub struct Config {
     pub memory_threads: usize,
 }
 
+fn default_log_engine() -> String {
+    "auto".into()
+}
+
+fn default_flush_delay_ms() -> u64 {
+    200
+}
+
+fn default_flush_s() -> u64 {
+    60
+}
+
 fn default_shm() -> String {
     "auto".into()
 }
@@ -50,6 +82,9 @@ fn default_connections_max() -> usize {
     4096
 }
 
+/// A node with more disks than this is better run as several.
+const LOGS_MAX: usize = 64;
+const LOG_UNIT: u64 = 1 << 20;
 const IO_THREADS_MAX: usize = 256;
 
 /// Why a node does not start.
@@ -61,6 +96,8 @@ pub enum StartError {
     Keys(#[from] SigningError),
     #[error("data_dir: {0}")]
     DataDir(#[from] DataDirError),
+    #[error("logs: {0}")]
+    Logs(#[from] TierError),
     #[error("listen: {address} cannot be listened on: {error}")]
     Listen { address: String, error: std::io::Error },
     #[error("the runtime does not start: {0}")]
@@ -71,7 +108,10 @@ impl StartError {
     /// The same with the code that other languages know it by.
     pub fn failure(&self) -> Failure {
         let code = match self {
-            StartError::Config { .. } | StartError::Keys(_) | StartError::DataDir(_) => Code::Invalid,
+            StartError::Config { .. }
+            | StartError::Keys(_)
+            | StartError::DataDir(_)
+            | StartError::Logs(_) => Code::Invalid,
             StartError::Listen { .. } | StartError::Runtime(_) => Code::Unavailable,
         };
         Failure::new(code, self.to_string())
@@ -105,6 +145,7 @@ impl Config {
             let reason = format!("{} is not in 1..{CONNECTIONS_MAX}", self.connections_max);
             return Err(wrong("connections_max", reason));
         }
+        self.tiers()?;
         let keys = Keys::parse(&self.keys)?;
         let addresses: Vec<SocketAddr> =
             self.listen.iter().map(|text| parse_address(text)).collect::<Result<_, _>>()?;
@@ -118,6 +159,36 @@ impl Config {
             return Err(wrong("listen", reason));
         }
         Ok((keys, addresses))
+    }
+
+    /// The logs and how they are written.
+    pub(crate) fn tiers(&self) -> Result<Tiers, StartError> {
+        let engine: EngineKind =
+            self.log_engine.parse().map_err(|reason: String| wrong("log_engine", reason))?;
+        if !self.log_bytes.is_multiple_of(LOG_UNIT) {
+            return Err(wrong("log_bytes", format!("{} is not a multiple of 1 MiB", self.log_bytes)));
+        }
+        if self.logs.len() > LOGS_MAX {
+            return Err(wrong("logs", format!("{} are given, at most {LOGS_MAX} are used", self.logs.len())));
+        }
+        if let Some(twice) =
+            (1..self.logs.len()).find(|index| self.logs[..*index].contains(&self.logs[*index]))
+        {
+            return Err(wrong("logs", format!("{} is given twice", self.logs[twice].display())));
+        }
+        let options = gd2fs_device::Options { engine, ..gd2fs_device::Options::default() };
+        let device = |path: &PathBuf| LogDevice {
+            path: path.clone(),
+            bytes: self.log_bytes,
+            options: options.clone(),
+        };
+        Ok(Tiers {
+            cluster: self.cluster.clone(),
+            node: self.node.clone(),
+            logs: self.logs.iter().map(device).collect(),
+            flush_delay: Duration::from_millis(self.flush_delay_ms),
+            dirty_bytes_max: usize::try_from(self.dirty_bytes_max).unwrap_or(usize::MAX),
+        })
     }
 }
 

@@ -167,8 +167,8 @@ impl<'a> Connection<'a> {
             Err((header, error)) => return Err(self.answer_malformed(header, error, running).await),
         };
         let header = frame.header;
-        if header.payload_bytes() > 0 {
-            // What is ready must not wait for bytes that are still under way.
+        if header.payload_bytes() > 0 || header.opcode == Opcode::Flush as u8 {
+            // What is ready must not wait for bytes that are still under way, nor for a disk.
             self.flush().await?;
         }
         let deadline = arrived + time_allowed(header.deadline_ms);
@@ -196,7 +196,7 @@ impl<'a> Connection<'a> {
                 let allowed = time_allowed(header.deadline_ms).as_millis();
                 let failure = Failure::new(
                     Code::Timeout,
-                    format!("not finished within {allowed} ms; nothing was changed"),
+                    format!("not finished within {allowed} ms; whether anything was changed is not known"),
                 );
                 (Err(failure.clone()), Some(failure))
             }
@@ -240,15 +240,24 @@ impl<'a> Connection<'a> {
         match opcode {
             Opcode::Hello => Err(Failure::new(Code::BadRequest, "HELLO was said already").into()),
             Opcode::Ping => Ok(Reply::Bare(Frame::new(header.reply(incarnation, Code::Ok)))),
-            Opcode::Open => Ok(self.open(frame)?),
+            Opcode::Open => Ok(self.open(frame).await?),
             Opcode::Close => Ok(self.close(header)?),
             Opcode::Map => Ok(self.map(frame, descriptor)?),
             Opcode::Unmap => Ok(self.unmap(frame)?),
             Opcode::Read if header.is_one_sided() => Ok(self.put(frame).await?),
             Opcode::Write if header.is_one_sided() => Ok(self.get(frame).await?),
-            Opcode::Read => Ok(self.read(header)?),
+            Opcode::Read => Ok(self.read(header).await?),
             Opcode::Write => self.write(frame).await,
-            Opcode::Seal | Opcode::Delete | Opcode::Stat => self.control(frame, opcode).await,
+            Opcode::Flush => Ok(self.flush_column(header).await?),
+            Opcode::Warm => Ok(self.warm(frame)?),
+            Opcode::Where => Ok(self.whereabouts(frame)?),
+            Opcode::Seal
+            | Opcode::Delete
+            | Opcode::Stat
+            | Opcode::Pin
+            | Opcode::Unpin
+            | Opcode::List
+            | Opcode::Scrub => self.control(frame, opcode).await,
         }
     }
 

@@ -12,6 +12,7 @@ mod open;
 mod read;
 mod server;
 mod stats;
+mod tiers;
 mod write;
 
 pub use config::{Config, StartError};

@@ -63,7 +63,6 @@ impl Node {
             threads => threads,
         };
         let spare = SPARE_THREADS + config.memory_threads;
-        let shared = Arc::new(Shared::new(config, keys, Store::new(memory_bytes, data)));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             .max_blocking_threads(spare)
@@ -71,6 +70,8 @@ impl Node {
             .enable_all()
             .build()
             .map_err(StartError::Runtime)?;
+        let store = runtime.block_on(Store::with_logs(memory_bytes, data, config.tiers()?))?;
+        let shared = Arc::new(Shared::new(config, keys, store));
         let _inside = runtime.enter();
         let mut addresses = Vec::with_capacity(listeners.len() + 1);
         let mut accepting = Vec::with_capacity(listeners.len() + 1);
@@ -109,7 +110,8 @@ impl Node {
     }
 
     /// Accepts nothing more, answers SHUTTING_DOWN to new requests, lets running ones finish within `grace`, and returns when
-    /// all connections have ended, or 3 s after the grace at the latest. A second call can only shorten the grace.
+    /// all connections have ended, or 3 s after the grace at the latest, and everything is in the log, or `flush_s` later. A
+    /// second call can only shorten the grace.
     ///
     /// A thread that does not come back from the system by then (a disk that hangs) is left behind with all that it uses: the
     /// memory of the node stays, and so does the lock of its data directory, until the process ends.
@@ -134,6 +136,15 @@ impl Node {
         }
         drop(flag);
         if let Some(runtime) = self.runtime.lock().take() {
+            let (shared, patience) = (self.shared.clone(), Duration::from_secs(self.shared.config.flush_s));
+            // In a task: a thread that does not come back from the system must not hold this one up.
+            let closing = runtime.spawn(async move { shared.store.close(patience).await });
+            match runtime.block_on(async { tokio::time::timeout(patience + CUT_OFF, closing).await }) {
+                Ok(Ok(Ok(()))) => {}
+                Ok(Ok(Err(failure))) => tracing::error!("not everything is in the log: {failure}"),
+                Ok(Err(error)) => tracing::error!("not everything is in the log: {error}"),
+                Err(_) => tracing::error!("the log does not end; what it did not have yet is lost"),
+            }
             runtime.shutdown_timeout(RUNTIME_END);
         }
     }

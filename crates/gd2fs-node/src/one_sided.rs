@@ -45,7 +45,7 @@ impl Connection<'_> {
         let handle = self.authorised(header, Right::Read)?;
         let segments = one_sided::decode(&frame.ext, u64::from(header.length))?;
         let summed = !header.is_raw();
-        let mut view = handle.column.read(header.epoch, header.offset, header.length, summed)?;
+        let mut view = handle.column.read(header.epoch, header.offset, header.length, summed).await?;
         let moved = view.bytes().len();
         let segments = first(segments, moved as u64);
         let from = memory_of(&view);
@@ -72,7 +72,7 @@ impl Connection<'_> {
         self.check_not_fenced()?;
         let segments = one_sided::decode(&frame.ext, u64::from(header.length))?;
         let grant = handle.capability.grant;
-        let ticket = handle.column.begin_write(header.epoch, grant, header.offset, header.length)?;
+        let ticket = handle.column.begin_write(header.epoch, grant, header.offset, header.length).await?;
         let into = memory_for(&ticket);
         // SAFETY: the ticket outlives the move, also where this future is dropped, and nobody else uses its range.
         let sums = unsafe { self.remote()?.get(header.offset, &segments, &into) }.await?;
@@ -81,7 +81,7 @@ impl Connection<'_> {
         // is what it meant, anything later may not be.
         let given_up = || self.membership.is_fenced() || self.stream.is_ended_by_peer();
         // SAFETY: the move is over, and summed what it moved.
-        unsafe { ticket.publish(&sums, expected, given_up) }?;
+        unsafe { ticket.publish(&sums, expected, given_up) }.await?;
         self.shared.stats.bytes_written.fetch_add(u64::from(header.length), Relaxed);
         Ok(Reply::Bare(Frame::new(Header { length: header.length, ..self.reply(header) })))
     }

@@ -53,7 +53,7 @@ impl Drop for HandleMemory {
 }
 
 impl Connection<'_> {
-    pub(crate) fn open(&mut self, frame: &Frame) -> Result<Reply, Failure> {
+    pub(crate) async fn open(&mut self, frame: &Frame) -> Result<Reply, Failure> {
         check_expiry(self.token.expiry, "token")?;
         let ask: Open = frame.message()?;
         let mut capability: Capability = self.shared.keys.verify(&ask.capability)?;
@@ -82,7 +82,7 @@ impl Connection<'_> {
             return Err(Failure::new(Code::WrongNode, message));
         }
         let memory = HandleMemory::take(&self.shared.handle_bytes, capability.ranges.len())?;
-        let (column, opened) = self.shared.store.open(&capability, ask.column)?;
+        let (column, opened) = self.shared.store.open(&capability, ask.column).await?;
         // Only this column's were of interest; a handle stays small.
         (capability.columns, capability.nodes) = (Vec::new(), Vec::new());
         let number = self.fresh_handle();
@@ -107,9 +107,15 @@ impl Connection<'_> {
 
     /// The handle of a READ or WRITE, if its capability still allows this range.
     pub(crate) fn authorised(&self, header: &Header, right: Right) -> Result<Arc<Handle>, Failure> {
+        let handle = self.handle(header)?;
+        handle.capability.allows(right, header.offset, u64::from(header.length))?;
+        Ok(handle)
+    }
+
+    /// The handle that a request names, if its capability still counts.
+    pub(crate) fn handle(&self, header: &Header) -> Result<Arc<Handle>, Failure> {
         let handle = self.handles.get(&header.handle).ok_or_else(|| unknown(header.handle))?;
         check_expiry(handle.capability.expiry, "capability")?;
-        handle.capability.allows(right, header.offset, u64::from(header.length))?;
         Ok(handle.clone())
     }
 

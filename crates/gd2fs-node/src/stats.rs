@@ -1,36 +1,16 @@
 //! Counters of a node. Only sums: whoever scrapes them computes rates.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
-use gd2fs_store::Store;
+use gd2fs_store::{Histogram, LATENCY_BOUNDS_US, Store};
+use gd2fs_wire::messages::Scrub;
 use gd2fs_wire::{Code, Failure};
 use serde_json::{Map, Value, json};
 
-/// Upper bounds in microseconds; a last bucket counts what is slower.
-pub const LATENCY_BOUNDS_US: [u64; 16] = [
-    25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000,
-    5_000_000, 30_000_000,
-];
-
-#[derive(Default)]
-pub struct Histogram {
-    counts: [AtomicU64; LATENCY_BOUNDS_US.len() + 1],
-    sum_us: AtomicU64,
-}
-
-impl Histogram {
-    pub fn record(&self, taken: Duration) {
-        let us = taken.as_micros() as u64;
-        self.counts[LATENCY_BOUNDS_US.partition_point(|bound| *bound < us)].fetch_add(1, Relaxed);
-        self.sum_us.fetch_add(us, Relaxed);
-    }
-
-    fn to_json(&self) -> Value {
-        let counts: Vec<u64> = self.counts.iter().map(|count| count.load(Relaxed)).collect();
-        let count: u64 = counts.iter().sum();
-        json!({ "bounds_us": LATENCY_BOUNDS_US, "counts": counts, "count": count, "sum_us": self.sum_us.load(Relaxed) })
-    }
+fn latency(histogram: &Histogram) -> Value {
+    let counts = histogram.counts();
+    let count: u64 = counts.iter().sum();
+    json!({ "bounds_us": LATENCY_BOUNDS_US, "counts": counts, "count": count, "sum_us": histogram.sum_us() })
 }
 
 #[derive(Default)]
@@ -77,6 +57,8 @@ impl Stats {
             .map(|(code, count)| (code.name().to_owned(), Value::from(count.load(Relaxed))))
             .filter(|(_, count)| count != &Value::from(0))
             .collect();
+        let tiers = store.tier_stats();
+        let scrub = store.scrub(&Scrub { start: false });
         json!({
             "incarnation": store.incarnation(),
             "bytes_read": self.bytes_read.load(Relaxed),
@@ -89,29 +71,31 @@ impl Stats {
             "arena_used": store.arena().used(),
             "arena_mapped": store.arena().mapped(),
             "arena_capacity": store.arena().capacity(),
+            "log_total": tiers.log_total,
+            "log_live": tiers.log_live,
+            "log_free": tiers.log_free,
+            "log_failed": tiers.log_failed,
+            "dirty_bytes": tiers.dirty_bytes,
+            "evictable_bytes": tiers.evictable_bytes,
+            "flush_lag_ms": tiers.flush_lag.as_millis() as u64,
+            "flushed_bytes": tiers.flushed_bytes,
+            "lifted_bytes": tiers.lifted_bytes,
+            "evicted_dram_bytes": tiers.evicted_dram_bytes,
+            "evicted_log_bytes": tiers.evicted_log_bytes,
+            "hits_dram": tiers.hits_dram,
+            "hits_nvme": tiers.hits_nvme,
+            "misses_lost": tiers.misses_lost,
+            "corrupt": tiers.corrupt,
+            "pins": tiers.pins,
+            "scrub_bytes": scrub.bytes,
+            "scrub_corrupt": scrub.corrupt_chunks,
             "errors": errors,
             "checksum_failures": self.errors(&[Code::Checksum, Code::Corrupt]),
             "stale_refused": self.errors(&[Code::StaleLayout, Code::StaleWriter, Code::StaleIncarnation]),
-            "read_latency": self.read_latency.to_json(),
-            "write_latency": self.write_latency.to_json(),
+            "read_latency": latency(&self.read_latency),
+            "write_latency": latency(&self.write_latency),
+            "cold_read_latency": latency(store.cold_read_latency()),
+            "flush_latency": latency(store.flush_latency()),
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_duration_has_a_bucket() {
-        let histogram = Histogram::default();
-        for us in [0, 25, 26, 30_000_000, 99_000_000] {
-            histogram.record(Duration::from_micros(us));
-        }
-        let json = histogram.to_json();
-        assert_eq!(json["count"], 5);
-        assert_eq!((&json["counts"][0], &json["counts"][1]), (&json!(2), &json!(1)));
-        assert_eq!((&json["counts"][15], &json["counts"][16]), (&json!(1), &json!(1)));
-        assert_eq!(json["sum_us"], 129_000_051u64);
     }
 }

@@ -16,7 +16,7 @@ impl Connection<'_> {
         let handle = self.authorised(header, Right::Write)?;
         self.check_not_fenced()?;
         let grant = handle.capability.grant;
-        let ticket = handle.column.begin_write(header.epoch, grant, header.offset, header.length)?;
+        let ticket = handle.column.begin_write(header.epoch, grant, header.offset, header.length).await?;
         let memory = memory_for(&ticket);
         let mut sums = PieceSums::new(header.offset);
         // SAFETY: the ticket outlives the receive, and nobody else uses its range. Both live in this one future: a deadline
@@ -25,8 +25,9 @@ impl Connection<'_> {
         unsafe { self.receiver.scatter(&memory, Some(&mut sums)) }.await?;
         self.unread = 0;
         let expected = (!header.is_raw()).then_some(frame.sums.as_slice());
+        let sums = sums.finish();
         // SAFETY: the receive is over, and summed what it received.
-        unsafe { ticket.publish(&sums.finish(), expected, || self.membership.is_fenced()) }?;
+        unsafe { ticket.publish(&sums, expected, || self.membership.is_fenced()) }.await?;
         self.shared.stats.bytes_written.fetch_add(u64::from(header.length), Relaxed);
         Ok(Reply::Bare(Frame::new(Header { length: header.length, ..self.reply(header) })))
     }

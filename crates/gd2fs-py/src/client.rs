@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use gd2fs_client::{Completion, Direction, Options, Ticket, Transport};
+use gd2fs_client::{Completion, Direction, Options, Ticket, Transport, Warmth};
 use gd2fs_wire::code::{Code, Failure};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -237,6 +237,41 @@ impl Client {
         let timeout = timeout(py, timeout_ms)?;
         let files: Vec<gd2fs_client::File> = files.iter().map(|file| file.0.clone()).collect();
         wait(py, &inside, self.live(py)?.lengths(&files, timeout))
+    }
+
+    fn flush(&self, py: Python<'_>, file: &File, timeout_ms: i64) -> PyResult<()> {
+        let inside = exit::enter(py);
+        let timeout = timeout(py, timeout_ms)?;
+        wait(py, &inside, self.live(py)?.flush(&file.0, timeout))
+    }
+
+    fn warm(
+        &self,
+        py: Python<'_>,
+        file: &File,
+        start: u64,
+        end: u64,
+        timeout_ms: i64,
+    ) -> PyResult<(u64, u64, u64)> {
+        let inside = exit::enter(py);
+        let timeout = timeout(py, timeout_ms)?;
+        let Warmth { dram, nvme, missing } =
+            wait(py, &inside, self.live(py)?.warm(&file.0, start, end, timeout))?;
+        Ok((dram, nvme, missing))
+    }
+
+    fn whereabouts(
+        &self,
+        py: Python<'_>,
+        file: &File,
+        start: u64,
+        end: u64,
+        timeout_ms: i64,
+    ) -> PyResult<Vec<(u64, u64, &'static str)>> {
+        let inside = exit::enter(py);
+        let timeout = timeout(py, timeout_ms)?;
+        let extents = wait(py, &inside, self.live(py)?.whereabouts(&file.0, start, end, timeout))?;
+        Ok(extents.into_iter().map(|(start, end, tier)| (start, end, tier.name())).collect())
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -52,6 +52,21 @@ impl Node {
         })
     }
 
+    fn report(&self, py: Python<'_>, limit: usize) -> PyResult<String> {
+        let inside = exit::enter(py);
+        Ok(match self.running(py)? {
+            Some(node) => exit::detach(py, &inside, || node.report(limit)),
+            None => r#"{"sequence":0,"items":[]}"#.into(),
+        })
+    }
+
+    fn reported(&self, py: Python<'_>, sequence: u64) -> PyResult<()> {
+        if let Some(node) = self.running(py)? {
+            node.reported(sequence);
+        }
+        Ok(())
+    }
+
     fn stop(&self, py: Python<'_>, grace_ms: i64) -> PyResult<()> {
         let inside = exit::enter(py);
         let grace = client::timeout(py, grace_ms)?;

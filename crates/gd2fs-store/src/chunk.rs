@@ -1,4 +1,8 @@
-//! One stripe unit of one column: a frame, what is valid in it, and who is receiving into it.
+//! One stripe unit of one column: what of it is valid, the frame and the log's record that hold it, and who is receiving
+//! into it.
+//!
+//! A chunk is *dirty* (in a frame, newer than any record), *clean* (in a frame and in a record) or *cold* (in a record). Without a
+//! log it is always dirty, and nobody minds.
 //!
 //! The rule that everything else leans on: bytes of a frame that were valid once are never written again while anybody else
 //! holds the frame. A write goes straight into the chunk's frame only where nothing was ever valid; otherwise it gets a
@@ -7,14 +11,18 @@
 
 use std::sync::Arc;
 
+use gd2fs_wire::guard::{Guard, stands};
 use gd2fs_wire::sums::crc32c;
 use gd2fs_wire::{Code, Failure};
 
 use crate::arena::Arena;
+use crate::dirty::Dirty;
 use crate::frame::Frame;
 use crate::grains::{Grains, RunGrains};
+use crate::hurdle::Hurdle;
 use crate::read::Learned;
 use crate::runs::{Run, Runs};
+use crate::tier::Record;
 
 /// Runs that every chunk may have: 12 KiB of them.
 const RUNS_FREE: usize = 1024;
@@ -22,7 +30,8 @@ const RUNS_FREE: usize = 1024;
 const BYTES_PER_RUN_MIN: usize = 4096;
 
 pub(crate) struct Chunk {
-    frame: Frame,
+    /// None: cold.
+    frame: Option<Frame>,
     runs: Runs,
     /// Of runs that were read in parts.
     grains: Grains,
@@ -30,17 +39,44 @@ pub(crate) struct Chunk {
     held: Vec<(u32, u32)>,
     /// From here on `frame` may hold bytes that were valid before a truncation and that a reader may still be sending.
     tainted_from: u32,
+    /// Version of the last change of the bytes.
+    pub changed: u64,
+    /// What the bytes take of the memory that waits for the log; None: no log, or the record is as new.
+    pub dirty: Option<Dirty>,
+    /// The newest snapshot that the log has.
+    pub record: Option<Record>,
+    /// A snapshot on its way to the log.
+    pub appending: Option<Appending>,
+    /// Whoever holds it reads the chunk from the log into a frame; the others wait for it.
+    pub loading: Option<Arc<tokio::sync::Mutex<()>>>,
+}
+
+/// A snapshot of the change `changed`, under its own version.
+pub(crate) struct Appending {
+    pub version: u64,
+    pub changed: u64,
+    pub runs: Box<[Run]>,
 }
 
 impl Chunk {
     /// A chunk around a frame in which nothing is valid yet.
     pub fn new(frame: Frame) -> Chunk {
+        Chunk { frame: Some(frame), ..Chunk::cold(Runs::default(), None) }
+    }
+
+    /// A chunk as the log has it.
+    pub fn cold(runs: Runs, record: Option<Record>) -> Chunk {
         Chunk {
-            frame,
-            runs: Runs::default(),
+            frame: None,
+            runs,
             grains: Grains::default(),
             held: Vec::new(),
             tainted_from: u32::MAX,
+            changed: record.as_ref().map_or(0, |record| record.changed),
+            dirty: None,
+            record,
+            appending: None,
+            loading: None,
         }
     }
 
@@ -48,8 +84,59 @@ impl Chunk {
         &self.runs
     }
 
-    pub fn frame(&self) -> &Frame {
-        &self.frame
+    pub fn is_cold(&self) -> bool {
+        self.frame.is_none()
+    }
+
+    /// None if the chunk is cold.
+    pub fn frame(&self) -> Option<&Frame> {
+        self.frame.as_ref()
+    }
+
+    fn own(&self) -> &Frame {
+        self.frame.as_ref().expect("asked only of chunks that are in memory")
+    }
+
+    /// Whether the log has, or is about to have, bytes that a change of `[start, end)` would contradict.
+    pub fn contradicts_log(&self, start: u32, end: u32) -> bool {
+        (self.record.is_some() || self.appending.is_some()) && self.runs.overlaps(start, end)
+    }
+
+    /// Whether the frame can be given up: the record is as new, and nobody else holds the frame.
+    pub fn can_cool(&self) -> bool {
+        let kept = self.record.as_ref().is_some_and(|record| record.changed == self.changed);
+        kept && self.can_go()
+    }
+
+    /// Whether nobody reads the chunk's frame, writes into it or writes it to the log.
+    pub fn can_go(&self) -> bool {
+        self.held.is_empty()
+            && self.appending.is_none()
+            && self.loading.is_none()
+            && !self.runs.is_empty()
+            && self.frame.as_ref().is_none_or(Frame::is_exclusive)
+    }
+
+    /// Gives the frame up. The bytes that this frees.
+    pub fn cool(&mut self) -> usize {
+        self.grains = Grains::default();
+        self.tainted_from = u32::MAX;
+        self.frame.take().map_or(0, |frame| frame.capacity())
+    }
+
+    /// Gives up a frame whose bytes are wrong, if the log has them right. Readers that hold it will find out by themselves.
+    pub fn fall_back(&mut self) -> bool {
+        let kept = self.record.as_ref().is_some_and(|record| record.changed == self.changed);
+        let may = kept && self.held.is_empty() && self.appending.is_none();
+        if may {
+            self.cool();
+        }
+        may
+    }
+
+    /// Takes a frame that has been filled from the record.
+    pub fn lift(&mut self, frame: Frame) {
+        self.frame = Some(frame);
     }
 
     /// The runs that hold `[start, end)`, with the grains of those of which only a part is wanted.
@@ -61,7 +148,7 @@ impl Chunk {
 
     /// Keeps what a reader of `frame` has found out, unless its run has changed meanwhile.
     pub fn learn(&mut self, frame: &Frame, learned: Learned) {
-        if !self.frame.is(frame) {
+        if !self.is_in(frame) {
             return;
         }
         for (run, grains) in learned {
@@ -76,26 +163,30 @@ impl Chunk {
         self.runs.is_empty() && self.held.is_empty()
     }
 
+    pub fn is_in(&self, frame: &Frame) -> bool {
+        self.frame.as_ref().is_some_and(|own| own.is(frame))
+    }
+
     /// A frame into whose `[start, end)` a new write may be received: the chunk's own, or a private one.
-    pub fn reserve(&mut self, arena: &Arc<Arena>, start: u32, end: u32) -> Result<Frame, Failure> {
+    pub fn reserve(&mut self, arena: &Arc<Arena>, start: u32, end: u32) -> Result<Frame, Hurdle> {
         self.check_runs(start, end)?;
         if self.runs.overlaps(start, end) {
-            return arena.allocate(self.frame.capacity().max(end as usize));
+            return allocate(arena, self.own().capacity().max(end as usize));
         }
-        if end as usize > self.frame.capacity() {
-            let larger = arena.allocate(end as usize)?;
+        if end as usize > self.own().capacity() {
+            let larger = allocate(arena, end as usize)?;
             self.move_to(larger, end, end);
         } else if !self.is_untouched(start, end) {
-            return arena.allocate(self.frame.capacity());
+            return allocate(arena, self.own().capacity());
         }
         self.held.push((start, end));
-        Ok(self.frame.clone())
+        Ok(self.own().clone())
     }
 
     /// Runs live beside the arena: so that they stay small against the frame that pays for them, a chunk in too many separate
     /// pieces takes only writes that touch one of them until they have grown together.
     fn check_runs(&self, start: u32, end: u32) -> Result<(), Failure> {
-        let most = RUNS_FREE + self.frame.capacity().max(end as usize) / BYTES_PER_RUN_MIN;
+        let most = RUNS_FREE + self.own().capacity().max(end as usize) / BYTES_PER_RUN_MIN;
         if self.runs.count() >= most && !self.runs.overlaps(start.saturating_sub(1), end + 1) {
             let message =
                 format!("this stripe unit is in {most} separate pieces already; write contiguous ranges");
@@ -109,13 +200,13 @@ impl Chunk {
         self.runs.touched(start, end).iter().all(|run| {
             let (from, to) = (run.start.max(start), run.end.min(end));
             // SAFETY: valid bytes are written by nobody, and the receive is over.
-            unsafe { self.frame.bytes(from, to) == received.bytes(from, to) }
+            unsafe { self.own().bytes(from, to) == received.bytes(from, to) }
         })
     }
 
     /// A write that `reserve` admitted to `frame` ended without being published.
     pub fn release(&mut self, frame: &Frame, start: u32, end: u32) {
-        if self.frame.is(frame) {
+        if self.is_in(frame) {
             self.held.retain(|held| *held != (start, end));
         }
     }
@@ -128,22 +219,23 @@ impl Chunk {
         start: u32,
         end: u32,
         sums: &[u32],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Hurdle> {
         for run in self.runs.straddling(start, end) {
             self.verify(run)?;
         }
-        if !self.frame.is(received) {
+        self.part_from_record();
+        if !self.is_in(received) {
             if self.may_copy_into(start, end) {
                 // SAFETY: the receive into `received` is over; nobody reads or writes the target range, and the column's lock
                 // keeps it so.
-                unsafe { self.frame.copy_from(received, start, end) };
+                unsafe { self.own().copy_from(received, start, end) };
             } else {
                 let target = self.target_for(arena, received, start, end)?;
                 self.move_to(target, start, end);
             }
         }
         self.grains.forget(start, end);
-        let frame = self.frame.clone();
+        let frame = self.own().clone();
         // SAFETY: what stays valid beside the range is written by nobody.
         self.runs.replace(start, end, sums, |from, to| crc32c(unsafe { frame.bytes(from, to) }));
         self.release(received, start, end);
@@ -153,7 +245,7 @@ impl Chunk {
     /// Whether `[start, end)` of the chunk's frame may be written under the column's lock: nothing there is valid or held by an
     /// unpublished write, or nobody else holds the frame at all, and it is the smaller part that moves.
     fn may_copy_into(&self, start: u32, end: u32) -> bool {
-        if end as usize > self.frame.capacity() {
+        if end as usize > self.own().capacity() {
             return false;
         }
         if !self.runs.overlaps(start, end) {
@@ -162,7 +254,7 @@ impl Chunk {
         // Whoever reads got its frame under the lock that is held now. A small write into a large chunk would copy a thousand
         // times its own bytes otherwise.
         let kept: u64 = self.runs.outside(start, end).map(|(from, to)| u64::from(to - from)).sum();
-        u64::from(end - start) <= kept && self.frame.is_exclusive()
+        u64::from(end - start) <= kept && self.own().is_exclusive()
     }
 
     /// A frame that holds `[start, end)` of `received` and has room for the rest of the chunk: `received` itself where
@@ -173,12 +265,12 @@ impl Chunk {
         received: &Frame,
         start: u32,
         end: u32,
-    ) -> Result<Frame, Failure> {
-        let capacity = self.frame.capacity().max(end as usize);
+    ) -> Result<Frame, Hurdle> {
+        let capacity = self.own().capacity().max(end as usize);
         if received.is_exclusive() && received.capacity() >= capacity {
             return Ok(received.clone());
         }
-        let target = arena.allocate(capacity)?;
+        let target = allocate(arena, capacity)?;
         // SAFETY: the receive into `received` is over, and the target is new.
         unsafe { target.copy_from(received, start, end) };
         Ok(target)
@@ -189,9 +281,9 @@ impl Chunk {
     fn move_to(&mut self, target: Frame, start: u32, end: u32) {
         for (from, to) in self.runs.outside(start, end) {
             // SAFETY: valid bytes are written by nobody; the target's are used by nobody else.
-            unsafe { target.copy_from(&self.frame, from, to) };
+            unsafe { target.copy_from(self.own(), from, to) };
         }
-        self.frame = target;
+        self.frame = Some(target);
         self.held.clear();
         self.tainted_from = u32::MAX;
     }
@@ -204,14 +296,22 @@ impl Chunk {
         for run in self.runs.straddling(end, u32::MAX) {
             self.verify(run)?;
         }
-        if !self.frame.is_exclusive() {
+        self.part_from_record();
+        if !self.own().is_exclusive() {
             self.tainted_from = self.tainted_from.min(end);
         }
         self.grains.forget(end, u32::MAX);
-        let frame = self.frame.clone();
+        let frame = self.own().clone();
         // SAFETY: valid bytes are written by nobody.
         self.runs.truncate(end, |from, to| crc32c(unsafe { frame.bytes(from, to) }));
         Ok(())
+    }
+
+    /// The runs are about to change: those of the record stay with it.
+    fn part_from_record(&mut self) {
+        if let Some(record) = &mut self.record {
+            record.runs.get_or_insert_with(|| self.runs.as_slice().into());
+        }
     }
 
     fn is_untouched(&self, start: u32, end: u32) -> bool {
@@ -220,12 +320,16 @@ impl Chunk {
 
     fn verify(&self, run: &Run) -> Result<(), Failure> {
         // SAFETY: valid bytes are written by nobody.
-        verify(run, crc32c(unsafe { self.frame.bytes(run.start, run.end) }))
+        verify(run, crc32c(unsafe { self.own().bytes(run.start, run.end) }))
     }
 }
 
+fn allocate(arena: &Arc<Arena>, bytes: usize) -> Result<Frame, Hurdle> {
+    arena.allocate(bytes).map_err(|failure| Hurdle::room(bytes, failure))
+}
+
 pub(crate) fn verify(run: &Run, actual: u32) -> Result<(), Failure> {
-    if actual != run.crc {
+    if actual != run.crc && stands(Guard::Checksum) {
         let Run { start, end, crc } = run;
         return Err(Failure::new(
             Code::Corrupt,

@@ -1,46 +1,57 @@
 //! The share of a file that lives on this node, and the rules under which it changes.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use gd2fs_log::{ColumnState, Key, Note};
 use gd2fs_wire::capability::{Capability, Right, format_file_id};
+use gd2fs_wire::guard::{Guard, stands};
 use gd2fs_wire::messages::{ColumnStat, SealItem};
 use gd2fs_wire::{Code, Failure};
 use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
 
-use crate::arena::Arena;
 use crate::chunk::Chunk;
-use crate::data_dir::DataDir;
+use crate::columns::Name;
 use crate::geometry::{Geometry, Place};
-use crate::read::ReadView;
-use crate::write::WriteTicket;
+use crate::hurdle::Hurdle;
+use crate::keeping::Owed;
+use crate::room::Room;
+use crate::shared::Shared;
 
-/// What every column of a store shares.
-pub(crate) struct Shared {
-    pub arena: Arc<Arena>,
-    pub data: DataDir,
-}
-
+/// Operations on it are in files of their own: `reading`, `writing`, `keeping` (what becomes of it in the log) and `evict`.
 pub struct Column {
-    file: u128,
-    geometry: Geometry,
-    shared: Arc<Shared>,
-    state: Mutex<State>,
+    pub(crate) file: u128,
+    pub(crate) geometry: Geometry,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) state: Mutex<State>,
+    /// A snapshot arrived in the log, or will not.
+    pub(crate) progress: Notify,
+    /// When it was last used, in milliseconds of the store.
+    pub(crate) used_at: AtomicU64,
 }
 
 #[derive(Default)]
-struct State {
+pub(crate) struct State {
     /// Highest epoch seen; 0 until the first capability or seal.
-    epoch: u32,
+    pub epoch: u32,
     /// The node's incarnation when the column was placed here. A smaller one than the current: what is missing is lost.
-    born: u32,
+    pub born: u32,
     /// Highest write grant seen; 0 is plain file semantics.
-    grant: u64,
+    pub grant: u64,
     /// File offset below which nothing changes any more.
-    sealed: u64,
-    deleted: bool,
-    chunks: BTreeMap<u64, Chunk>,
+    pub sealed: u64,
+    /// Version of the last change of what is above.
+    pub version: u64,
+    pub deleted: bool,
+    pub chunks: BTreeMap<u64, Chunk>,
+    /// Below this file offset what is missing was there once, and was evicted or found damaged.
+    pub lost_end: u64,
+    /// Whether a log may hold something of the column: then changes without bytes must reach it too.
+    pub logged: bool,
+    /// What must be durable before anything that depends on it is answered.
+    pub owed: Owed,
 }
 
 /// What an OPEN tells.
@@ -56,7 +67,13 @@ pub struct Opened {
 impl Column {
     pub(crate) fn new(file: u128, geometry: Geometry, shared: Arc<Shared>) -> Column {
         let epoch = shared.data.epochs.highest(file, geometry.column);
-        Column { file, geometry, shared, state: Mutex::new(State { epoch, ..State::default() }) }
+        Column::with(file, geometry, shared, State { epoch, ..State::default() })
+    }
+
+    pub(crate) fn with(file: u128, geometry: Geometry, shared: Arc<Shared>, state: State) -> Column {
+        let used_at = AtomicU64::new(shared.now_ms());
+        let (state, progress) = (Mutex::new(state), Notify::new());
+        Column { file, geometry, shared, state, progress, used_at }
     }
 
     pub fn file(&self) -> u128 {
@@ -68,15 +85,37 @@ impl Column {
     }
 
     /// Admits a capability: adopts its epoch if that is higher, and its grant if it may write and the grant is higher. A new
-    /// grant drops whatever lies beyond the seal, in the same step in which older grants stop being valid.
-    pub(crate) fn open(&self, capability: &Capability, epoch: u32, born: u32) -> Result<Opened, Failure> {
+    /// grant drops whatever lies beyond the seal, in the same step in which older grants stop being valid; it is durable, as
+    /// far as the log knows the column, when this returns.
+    pub(crate) async fn open(
+        self: &Arc<Self>,
+        capability: &Capability,
+        epoch: u32,
+        born: u32,
+    ) -> Result<Opened, Failure> {
+        let mut room = Room::new(&self.shared);
+        let opened = loop {
+            match self.try_open(capability, epoch, born) {
+                Ok(opened) => break opened,
+                Err(hurdle) => self.take(hurdle, &mut room).await?,
+            }
+        };
+        if capability.rights.contains(&Right::Write) {
+            self.settle().await?;
+        }
+        Ok(opened)
+    }
+
+    fn try_open(self: &Arc<Self>, capability: &Capability, epoch: u32, born: u32) -> Result<Opened, Hurdle> {
         let mut state = self.lock_alive()?;
+        self.touch();
         self.adopt_epoch(&mut state, epoch, born)?;
         if capability.rights.contains(&Right::Write) {
             self.check_grant(&state, capability.grant)?;
             if capability.grant > state.grant {
                 self.drop_beyond_seal(&mut state)?;
                 state.grant = capability.grant;
+                self.owe_state(&mut state);
             }
         }
         Ok(Opened {
@@ -87,113 +126,18 @@ impl Column {
         })
     }
 
-    /// Reserves memory for a write, or says why it could not be published anyway. Nothing is visible yet.
-    pub fn begin_write(
-        self: &Arc<Self>,
-        epoch: u32,
-        grant: u64,
-        offset: u64,
-        length: u32,
-    ) -> Result<WriteTicket, Failure> {
-        let place = self.geometry.place(offset, length)?;
-        let mut state = self.lock_alive()?;
-        self.check_writable(&state, epoch, grant, offset)?;
-        let arena = &self.shared.arena;
-        let chunk = match state.chunks.entry(place.chunk) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(Chunk::new(arena.allocate(place.end as usize)?)),
-        };
-        let frame = chunk.reserve(arena, place.start, place.end)?;
-        drop(state);
-        let column = self.clone();
-        Ok(WriteTicket { column, frame, place, offset, epoch, grant, published: false })
-    }
-
-    /// The second half of `WriteTicket::publish`: every rule is checked again, since all may have changed while bytes came in.
-    pub(crate) fn publish(
-        &self,
-        ticket: &mut WriteTicket,
-        sums: &[u32],
-        fenced: impl Fn() -> bool,
-    ) -> Result<(), Failure> {
-        let Place { chunk: index, start, end } = ticket.place;
-        let mut state = self.lock_alive()?;
-        self.check_writable(&state, ticket.epoch, ticket.grant, ticket.offset)?;
-        if fenced() {
-            return Err(Failure::new(
-                Code::StaleWriter,
-                "a newer connection of this client has taken over; this late write changes nothing",
-            ));
-        }
-        let arena = &self.shared.arena;
-        let chunk = match state.chunks.entry(index) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            // The chunk went when the writer it had grown for gave up. Other writers may still receive into the frame from
-            // before, and the new chunk knows nothing of them: only a frame without them may become its own.
-            Entry::Vacant(entry) if ticket.frame.is_exclusive() => {
-                entry.insert(Chunk::new(ticket.frame.clone()))
-            }
-            Entry::Vacant(entry) => entry.insert(Chunk::new(arena.allocate(ticket.frame.capacity())?)),
-        };
-        if ticket.grant > 0 && !chunk.agrees(&ticket.frame, start, end) {
-            // Two engines under one plan (a proxy that repeats a request): a mixture of both would be nobody's KV cache.
-            let message = format!(
-                "{}: other bytes were written under grant {} already; a grant writes each byte once",
-                self.name(),
-                ticket.grant
-            );
-            return Err(Failure::new(Code::StaleWriter, message));
-        }
-        chunk.publish(arena, &ticket.frame, start, end, sums).map_err(|f| self.explain(f))?;
-        ticket.published = true;
-        Ok(())
-    }
-
-    pub(crate) fn abandon(&self, ticket: &WriteTicket) {
-        let Place { chunk: index, start, end } = ticket.place;
-        let mut state = self.state.lock();
-        if let Some(chunk) = state.chunks.get_mut(&index) {
-            chunk.release(&ticket.frame, start, end);
-            if chunk.is_idle() {
-                state.chunks.remove(&index);
-            }
+    /// Takes what stood in the way of an operation, which is then tried again.
+    pub(crate) async fn take(self: &Arc<Self>, hurdle: Hurdle, room: &mut Room) -> Result<(), Failure> {
+        match hurdle {
+            Hurdle::Cold(index) => self.lift(index).await,
+            Hurdle::Owed => self.settle().await,
+            Hurdle::Room(bytes, failure) => room.make(bytes, failure).await,
+            Hurdle::No(failure) => Err(failure),
         }
     }
 
-    /// A view of `[offset, offset + length)`, shorter only where the column ends. `summed` = false skips every verification.
-    pub fn read(&self, epoch: u32, offset: u64, length: u32, summed: bool) -> Result<ReadView, Failure> {
-        let mut place = self.geometry.place(offset, length)?;
-        let state = self.lock_alive()?;
-        self.check_epoch(&state, epoch)?;
-        if !self.is_lost(&state) {
-            // Where something may be lost, nobody can know where the column ended: then nothing is short, only missing.
-            let available = self.length(&state).saturating_sub(offset).min(u64::from(length)) as u32;
-            if available == 0 {
-                return Ok(ReadView::empty());
-            }
-            place.end = place.start + available;
-        }
-        let chunk = state.chunks.get(&place.chunk);
-        let covering = chunk.and_then(|chunk| chunk.covering(place.start, place.end));
-        let (Some(chunk), Some(mut runs)) = (chunk, covering) else {
-            return Err(self.missing(&state, offset, offset + u64::from(place.end - place.start)));
-        };
-        let frame = chunk.frame().clone();
-        drop(state);
-        if !summed {
-            runs.clear();
-        }
-        let (view, learned) =
-            ReadView::new(frame.clone(), place.start, place.end, &runs).map_err(|f| self.explain(f))?;
-        if !learned.is_empty()
-            && let Some(chunk) = self.state.lock().chunks.get_mut(&place.chunk)
-        {
-            chunk.learn(&frame, learned);
-        }
-        Ok(view)
-    }
-
-    /// Makes everything below `item.length` final, after checking that it is there. Idempotent; a seal never sinks.
+    /// Makes everything below `item.length` final, after checking that it is there. Idempotent; a seal never sinks. Where the
+    /// log knows the column it is durable when `settle` has returned.
     pub(crate) fn seal(&self, item: &SealItem) -> Result<u64, Failure> {
         let mut state = self.lock_alive()?;
         self.adopt_epoch(&mut state, item.epoch, item.born)?;
@@ -210,7 +154,10 @@ impl Column {
                 return Err(self.missing(&state, from, to));
             }
         }
-        state.sealed = state.sealed.max(item.length);
+        if item.length > state.sealed {
+            state.sealed = item.length;
+            self.owe_state(&mut state);
+        }
         Ok(state.sealed)
     }
 
@@ -219,8 +166,18 @@ impl Column {
     pub(crate) fn delete(&self) -> u64 {
         let mut state = self.state.lock();
         state.deleted = true;
+        state.owed = Owed::default();
         let chunks = std::mem::take(&mut state.chunks);
+        if state.logged {
+            let (file, column) = self.name();
+            // The tombstone is durable already; this only frees what the log would bring back after its time. Nobody waits.
+            self.shared
+                .note(Note::Delete { file, column, version: self.shared.next_version() })
+                .for_each(drop);
+        }
         drop(state);
+        self.progress.notify_waiters();
+        self.shared.space.notify_waiters();
         bytes_of(&chunks)
     }
 
@@ -235,17 +192,17 @@ impl Column {
         }
     }
 
-    fn lock_alive(&self) -> Result<MutexGuard<'_, State>, Failure> {
+    pub(crate) fn lock_alive(&self) -> Result<MutexGuard<'_, State>, Failure> {
         let state = self.state.lock();
         if state.deleted {
-            return Err(Failure::new(Code::Deleted, format!("{} was deleted", self.name())));
+            return Err(Failure::new(Code::Deleted, format!("{} was deleted", self.title())));
         }
         Ok(state)
     }
 
     fn adopt_epoch(&self, state: &mut State, epoch: u32, born: u32) -> Result<(), Failure> {
         if epoch == 0 || born == 0 {
-            let message = format!("{}: epoch {epoch} and born {born} must both be above 0", self.name());
+            let message = format!("{}: epoch {epoch} and born {born} must both be above 0", self.title());
             return Err(Failure::new(Code::BadRequest, message));
         }
         if born > self.shared.data.incarnation {
@@ -254,7 +211,7 @@ impl Column {
                 Code::StaleIncarnation,
                 format!(
                     "{} was placed on incarnation {born} of this node, which is still {mine}",
-                    self.name()
+                    self.title()
                 ),
             ));
         }
@@ -271,96 +228,161 @@ impl Column {
         Ok(())
     }
 
-    fn check_epoch(&self, state: &State, epoch: u32) -> Result<(), Failure> {
-        if epoch != state.epoch {
+    pub(crate) fn check_epoch(&self, state: &State, epoch: u32) -> Result<(), Failure> {
+        if epoch != state.epoch && stands(Guard::Epoch) {
             let current = state.epoch;
             return Err(Failure::new(
                 Code::StaleLayout,
-                format!("{} is at epoch {current}, not {epoch}; fetch the layout again", self.name()),
+                format!("{} is at epoch {current}, not {epoch}; fetch the layout again", self.title()),
             ));
         }
         Ok(())
     }
 
-    fn check_grant(&self, state: &State, grant: u64) -> Result<(), Failure> {
-        if grant < state.grant {
+    pub(crate) fn check_grant(&self, state: &State, grant: u64) -> Result<(), Failure> {
+        if grant < state.grant && stands(Guard::Grant) {
             let current = state.grant;
             return Err(Failure::new(
                 Code::StaleWriter,
-                format!("{} went to grant {current}; grant {grant} writes nothing any more", self.name()),
+                format!("{} went to grant {current}; grant {grant} writes nothing any more", self.title()),
             ));
         }
         Ok(())
     }
 
     /// A grant counts from its OPEN on, which drops what others wrote beyond the seal.
-    fn check_grant_known(&self, state: &State, grant: u64) -> Result<(), Failure> {
+    pub(crate) fn check_grant_known(&self, state: &State, grant: u64) -> Result<(), Failure> {
         if grant > state.grant {
             let current = state.grant;
             return Err(Failure::new(
                 Code::StaleWriter,
-                format!("{} is at grant {current}; grant {grant} was never opened here", self.name()),
+                format!("{} is at grant {current}; grant {grant} was never opened here", self.title()),
             ));
         }
         Ok(())
     }
 
-    fn check_writable(&self, state: &State, epoch: u32, grant: u64, offset: u64) -> Result<(), Failure> {
+    pub(crate) fn check_writable(
+        &self,
+        state: &State,
+        epoch: u32,
+        grant: u64,
+        offset: u64,
+    ) -> Result<(), Failure> {
         self.check_epoch(state, epoch)?;
         self.check_grant(state, grant)?;
         self.check_grant_known(state, grant)?;
-        if offset < state.sealed {
+        if offset < state.sealed && stands(Guard::Seal) {
             let sealed = state.sealed;
             return Err(Failure::new(
                 Code::Sealed,
-                format!("{} is sealed below {sealed}, so offset {offset} cannot change", self.name()),
+                format!("{} is sealed below {sealed}, so offset {offset} cannot change", self.title()),
             ));
         }
         Ok(())
     }
 
-    /// All or nothing: the only step that can fail, the cut through the chunk that the seal divides, comes first.
-    fn drop_beyond_seal(&self, state: &mut State) -> Result<(), Failure> {
+    /// All or nothing: what can fail, the cut through the chunk that the seal divides, comes first.
+    fn drop_beyond_seal(self: &Arc<Self>, state: &mut State) -> Result<(), Hurdle> {
         let unit = u64::from(self.geometry.stripe_unit);
         let (divided, inside) = (state.sealed / unit, (state.sealed % unit) as u32);
-        let mut first_dropped = divided;
-        if inside > 0 {
-            if let Some(chunk) = state.chunks.get_mut(&divided) {
+        let mut keeps = false;
+        if inside > 0
+            && let Some(chunk) = state.chunks.get_mut(&divided)
+        {
+            if chunk.runs().end() > inside {
+                if chunk.frame().is_none() {
+                    return Err(Hurdle::Cold(divided));
+                }
+                let logged = chunk.contradicts_log(inside, u32::MAX);
                 chunk.truncate(inside).map_err(|f| self.explain(f))?;
+                if !chunk.runs().is_empty() {
+                    self.changed(state, divided, logged);
+                }
             }
-            first_dropped += 1;
+            keeps = state.chunks.get(&divided).is_some_and(|chunk| !chunk.runs().is_empty());
         }
-        drop(state.chunks.split_off(&first_dropped));
+        for (index, chunk) in state.chunks.split_off(&(divided + u64::from(keeps))) {
+            if chunk.record.is_some() || chunk.appending.is_some() {
+                self.owe_forget(state, index);
+            }
+        }
+        state.lost_end = state.lost_end.min(state.sealed);
         Ok(())
     }
 
-    fn length(&self, state: &State) -> u64 {
+    pub(crate) fn length(&self, state: &State) -> u64 {
         // Chunks without runs wait for their first write; there are at most as many as writes in flight.
         let last = state.chunks.iter().rev().find(|(_, chunk)| !chunk.runs().is_empty());
-        last.map_or(0, |(index, chunk)| self.geometry.offset(*index, chunk.runs().end()))
+        last.map_or(0, |(index, chunk)| self.geometry.offset(*index, chunk.runs().end())).max(state.lost_end)
     }
 
-    fn is_lost(&self, state: &State) -> bool {
+    /// The first file offset of this column below its length or seal whose byte is not there any more.
+    pub(crate) fn valid(&self, state: &State) -> Option<u64> {
+        self.gap(state, 0, self.length(state).max(state.sealed))
+    }
+
+    /// The first file offset of this column in `[start, end)` whose byte is not there.
+    pub(crate) fn gap(&self, state: &State, start: u64, end: u64) -> Option<u64> {
+        self.geometry.chunks_between(start, end).find_map(|Place { chunk, start, end }| {
+            let runs = state.chunks.get(&chunk).map(Chunk::runs);
+            let at = runs.map_or(start, |runs| runs.covered_to(start)).min(end);
+            (at < end).then(|| self.geometry.offset(chunk, at))
+        })
+    }
+
+    pub(crate) fn key(&self, chunk: u64) -> Key {
+        Key { file: self.file, column: self.geometry.column, chunk }
+    }
+
+    pub(crate) fn name(&self) -> Name {
+        (self.file, self.geometry.column)
+    }
+
+    pub(crate) fn log_state(&self, state: &State) -> ColumnState {
+        ColumnState {
+            epoch: state.epoch,
+            born: state.born,
+            grant: state.grant,
+            sealed: state.sealed,
+            stripe_unit: self.geometry.stripe_unit,
+            width: self.geometry.width,
+        }
+    }
+
+    /// Notes that somebody uses the column.
+    pub(crate) fn touch(&self) {
+        self.used_at.store(self.shared.now_ms(), Relaxed);
+    }
+
+    pub(crate) fn is_lost(&self, state: &State) -> bool {
         state.born < self.shared.data.incarnation
     }
 
-    fn missing(&self, state: &State, start: u64, end: u64) -> Failure {
-        let name = self.name();
+    pub(crate) fn missing(&self, state: &State, start: u64, end: u64) -> Failure {
+        let name = self.title();
         if self.is_lost(state) {
             let (born, now) = (state.born, self.shared.data.incarnation);
             let message = format!(
-                "{name} [{start}, {end}): written to incarnation {born} of this node if at all, now is {now}; its memory is gone"
+                "{name} [{start}, {end}): written to incarnation {born} of this node if at all, now is {now}; it was not kept"
             );
             return Failure::new(Code::Lost, message);
+        }
+        let gap = self.gap(state, start, end).unwrap_or(end);
+        if gap < state.sealed.max(state.lost_end) {
+            return Failure::new(
+                Code::Lost,
+                format!("{name} [{start}, {end}): not all of it is here any more"),
+            );
         }
         Failure::new(Code::Hole, format!("{name} [{start}, {end}): not all of it was ever written"))
     }
 
-    fn explain(&self, failure: Failure) -> Failure {
-        Failure::new(failure.code, format!("{}: {}", self.name(), failure.message))
+    pub(crate) fn explain(&self, failure: Failure) -> Failure {
+        Failure::new(failure.code, format!("{}: {}", self.title(), failure.message))
     }
 
-    fn name(&self) -> String {
+    pub(crate) fn title(&self) -> String {
         format!("file {} column {}", format_file_id(self.file), self.geometry.column)
     }
 
@@ -371,10 +393,10 @@ impl Column {
         let state = self.state.lock();
         let chunk = state.chunks.get(&place.chunk).expect("a stored byte");
         // SAFETY: inside the frame. Racing readers is what failing memory does; tests read afterwards.
-        unsafe { *chunk.frame().address(place.start, place.end) ^= 0x10 };
+        unsafe { *chunk.frame().expect("a byte in memory").address(place.start, place.end) ^= 0x10 };
     }
 }
 
-fn bytes_of(chunks: &BTreeMap<u64, Chunk>) -> u64 {
-    chunks.values().map(|chunk| chunk.frame().capacity() as u64).sum()
+pub(crate) fn bytes_of(chunks: &BTreeMap<u64, Chunk>) -> u64 {
+    chunks.values().filter_map(Chunk::frame).map(|frame| frame.capacity() as u64).sum()
 }

@@ -41,6 +41,7 @@ impl DataDirError {
 pub struct DataDir {
     pub(crate) epochs: Epochs,
     pub(crate) incarnation: u32,
+    path: PathBuf,
     _lock: File,
 }
 
@@ -59,7 +60,11 @@ impl DataDir {
                 .map_err(DataDirError::io(&superblock_path))?,
         }
         raise_incarnation(&path.join("incarnation"), incarnation)?;
-        Ok(DataDir { epochs: Epochs::open(&epochs_path)?, incarnation, _lock: lock })
+        Ok(DataDir { epochs: Epochs::open(&epochs_path)?, incarnation, path: path.into(), _lock: lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 }
 

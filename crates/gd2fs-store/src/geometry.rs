@@ -1,10 +1,14 @@
 //! Where a byte of a file lives: chunk i lies in column i mod width.
 
+use std::cmp::Ordering;
+
 use gd2fs_wire::sums::PIECE_BYTES;
 use gd2fs_wire::{Code, Failure};
 
 use crate::arena::SLAB_BYTES;
 
+/// Largest bytes of a chunk: every chunk fits into one slab of the arena.
+pub const STRIPE_UNIT_MAX: u32 = SLAB_BYTES as u32;
 /// Bounds what one capability has to list.
 const WIDTH_MAX: u32 = 4096;
 
@@ -28,7 +32,7 @@ impl Geometry {
     pub fn new(column: u32, width: u32, stripe_unit: u32) -> Result<Geometry, Failure> {
         let refuse = |message: String| Err(Failure::new(Code::BadRequest, message));
         let whole_pieces = u64::from(stripe_unit).is_multiple_of(PIECE_BYTES);
-        if stripe_unit == 0 || !whole_pieces || stripe_unit as usize > SLAB_BYTES {
+        if stripe_unit == 0 || !whole_pieces || stripe_unit > STRIPE_UNIT_MAX {
             return refuse(format!("stripe_unit {stripe_unit} is not a multiple of 32 KiB up to 64 MiB"));
         }
         if width == 0 || width > WIDTH_MAX {
@@ -63,6 +67,22 @@ impl Geometry {
     /// File offset of byte `inside` of chunk `chunk`.
     pub(crate) fn offset(&self, chunk: u64, inside: u32) -> u64 {
         chunk * u64::from(self.stripe_unit) + u64::from(inside)
+    }
+
+    /// How many bytes of the file range `[start, end)` lie in this column.
+    pub(crate) fn bytes_between(&self, start: u64, end: u64) -> u64 {
+        let (unit, width, column) =
+            (u64::from(self.stripe_unit), u64::from(self.width), u64::from(self.column));
+        let below = |offset: u64| {
+            let (chunk, inside) = (offset / unit, offset % unit);
+            let in_this_turn = match (chunk % width).cmp(&column) {
+                Ordering::Less => 0,
+                Ordering::Equal => inside,
+                Ordering::Greater => unit,
+            };
+            chunk / width * unit + in_this_turn
+        };
+        below(end) - below(start)
     }
 
     /// This column's chunks below the file offset `end`, with the end inside each.
@@ -103,6 +123,23 @@ mod tests {
         assert_eq!(chunks(0, 65536 + 7, 65536 + 9), []);
         assert_eq!(chunks(0, 100, 100), [(0, 100, 100)]);
         assert_eq!(chunks(0, 0, 0), []);
+    }
+
+    #[test]
+    fn bytes_of_a_column_are_those_of_its_chunks() {
+        for (width, column) in [(1, 0), (3, 0), (3, 1), (3, 2)] {
+            let geometry = Geometry::new(column, width, 32768).unwrap();
+            for (start, end) in
+                [(0, 0), (0, 10 * 32768 + 5), (32767, 32769), (70_000, 400_001), (98_304, 131_072)]
+            {
+                let chunks: u64 =
+                    geometry.chunks_between(start, end).map(|p| u64::from(p.end - p.start)).sum();
+                assert_eq!(geometry.bytes_between(start, end), chunks, "[{start}, {end}) of {geometry:?}");
+            }
+        }
+        let all: u64 =
+            (0..3).map(|column| Geometry::new(column, 3, 32768).unwrap().bytes_between(7, u64::MAX)).sum();
+        assert_eq!(all, u64::MAX - 7);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use gd2fs_wire::sums::{PIECE_BYTES, combine};
 use gd2fs_wire::{Failure, sums};
 
 use crate::chunk::verify;
-use crate::frame::Frame;
+use crate::read::Extent;
 use crate::runs::Run;
 
 /// The smallest block of a KV cache that anybody moves alone, and a page.
@@ -55,7 +55,7 @@ fn piece_of(run: &Run) -> usize {
 
 /// The sum of `[from, to)`, a part of `run`, after it was verified; and the run's grains if they were not known.
 pub(crate) fn part_sum(
-    frame: &Frame,
+    extent: &Extent,
     run: &Run,
     known: Option<&RunGrains>,
     (from, to): (u32, u32),
@@ -75,7 +75,7 @@ pub(crate) fn part_sum(
             _ => {
                 let cut = |start: u32, end: u32| {
                     // SAFETY: valid bytes, which nobody writes.
-                    Sum { crc: sums::crc32c(unsafe { frame.bytes(start, end) }), length: end - start }
+                    Sum { crc: sums::crc32c(unsafe { extent.bytes(start, end) }), length: end - start }
                 };
                 let wanted = cut(inside.0, inside.1);
                 let mut grain = cut(at, inside.0);

@@ -9,6 +9,13 @@ const PIECE: u32 = PIECE_BYTES as u32;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Runs(Vec<Run>);
 
+impl From<Vec<Run>> for Runs {
+    /// Runs that were taken out of one of these: sorted and apart.
+    fn from(runs: Vec<Run>) -> Runs {
+        Runs(runs)
+    }
+}
+
 impl Runs {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -43,6 +50,40 @@ impl Runs {
 
     pub fn touched(&self, start: u32, end: u32) -> &[Run] {
         &self.0[self.touching(start, end)]
+    }
+
+    /// The first byte from `start` on that is not valid.
+    pub fn covered_to(&self, start: u32) -> u32 {
+        let mut at = start;
+        for run in &self.0[self.touching(start, u32::MAX)] {
+            if run.start > at {
+                break;
+            }
+            at = run.end;
+        }
+        at
+    }
+
+    /// The valid bytes inside `[start, end)`, as ranges that do not touch each other.
+    pub fn valid_parts(&self, start: u32, end: u32) -> impl Iterator<Item = (u32, u32)> {
+        let mut runs = self.touched(start, end).iter().peekable();
+        std::iter::from_fn(move || {
+            let first = runs.next()?;
+            let mut upto = first.end;
+            while let Some(next) = runs.next_if(|next| next.start == upto) {
+                upto = next.end;
+            }
+            Some((first.start.max(start), upto.min(end)))
+        })
+    }
+
+    /// Bytes that are valid.
+    pub fn bytes(&self) -> u64 {
+        self.0.iter().map(|run| u64::from(run.end - run.start)).sum()
+    }
+
+    pub fn as_slice(&self) -> &[Run] {
+        &self.0
     }
 
     pub fn overlaps(&self, start: u32, end: u32) -> bool {

@@ -1,58 +1,119 @@
 //! All columns of a node.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher, RandomState};
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
 
+use gd2fs_log::{Note, Owner, Recovered};
 use gd2fs_wire::capability::Capability;
 use gd2fs_wire::messages::{ColumnStat, SealItem};
 use gd2fs_wire::{Code, Failure};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinHandle;
 
 use crate::arena::Arena;
-use crate::column::{Column, Opened, Shared};
+use crate::changed::Changed;
+use crate::column::{Column, Opened};
+use crate::columns::{Columns, Name, Slot};
 use crate::data_dir::DataDir;
+use crate::flusher::flush_behind;
 use crate::geometry::Geometry;
+use crate::owner::TierOwner;
+use crate::pins::Pins;
+use crate::recovery::recover;
+use crate::scrub::Scrubber;
+use crate::shared::{Counters, Shared};
+use crate::tier::{Tier, TierError, Tiers};
+use crate::warming::WARMING_MAX;
 
-/// Enough that opens and deletes of different files do not meet; reads and writes hold their column and never come here.
-const SHARDS: usize = 64;
 /// Twice the longest life of a capability: when a tombstone goes, nothing that could bring the file back is valid any more.
 pub const TOMBSTONE_LIFE: Duration = Duration::from_secs(7200);
 
-type Name = (u128, u32);
-
-/// The columns are bounded by control's namespace: one appears only for a capability or seal that control signed or sent, and
-/// goes when control deletes the file.
+/// What a node keeps. With logs it runs tasks of its own on the runtime on which it was opened.
 pub struct Store {
-    shards: [RwLock<HashMap<Name, Slot>>; SHARDS],
-    hasher: RandomState,
+    pub(crate) columns: Arc<Columns>,
+    pub(crate) shared: Arc<Shared>,
     /// Tombstones in the order in which they expire.
     graves: Mutex<VecDeque<(Instant, Name)>>,
-    shared: Arc<Shared>,
-}
-
-enum Slot {
-    Live(Arc<Column>),
-    Deleted,
+    /// Kept alive for the logs, which know them weakly.
+    owners: Vec<Arc<TierOwner>>,
+    flushers: Mutex<Vec<JoinHandle<()>>>,
+    pub(crate) scrubber: Scrubber,
 }
 
 impl Store {
-    /// A store of at most `memory_bytes` over a data directory, with the epochs and tombstones that outlived the last one.
+    /// A store of at most `memory_bytes` over a data directory, with the epochs and tombstones that outlived the last one, and
+    /// without a log.
     pub fn new(memory_bytes: usize, data: DataDir) -> Store {
-        let store = Store {
-            shards: std::array::from_fn(|_| RwLock::default()),
-            hasher: RandomState::new(),
-            graves: Mutex::default(),
-            shared: Arc::new(Shared { arena: Arc::new(Arena::new(memory_bytes)), data }),
-        };
-        let now = SystemTime::now();
-        for (name, deleted_at) in store.shared.data.epochs.tombstones() {
-            let age = now.duration_since(deleted_at).unwrap_or_default();
-            store.shard(name).write().insert(name, Slot::Deleted);
-            store.graves.lock().push_back((Instant::now() + TOMBSTONE_LIFE.saturating_sub(age), name));
+        Store::over(memory_bytes, data, Duration::ZERO, 0, Vec::new())
+    }
+
+    /// The same with logs, and with what they hold.
+    pub async fn with_logs(memory_bytes: usize, data: DataDir, tiers: Tiers) -> Result<Store, TierError> {
+        let mut opened = Vec::with_capacity(tiers.logs.len());
+        for log in &tiers.logs {
+            opened.push(Tier::open(log, &tiers, &data).await?);
         }
-        store
+        let (logs, found): (Vec<Arc<Tier>>, Vec<Recovered>) = opened.into_iter().unzip();
+        let dirty_bytes_max = match tiers.dirty_bytes_max {
+            0 => memory_bytes / 2,
+            bytes => bytes.min(memory_bytes),
+        };
+        let mut store = Store::over(memory_bytes, data, tiers.flush_delay, dirty_bytes_max, logs);
+        recover(&store, found);
+        for tier in &store.shared.tiers {
+            let owner = Arc::new(TierOwner { tier: Arc::clone(tier), columns: Arc::clone(&store.columns) });
+            tier.log.start(Arc::downgrade(&owner) as std::sync::Weak<dyn Owner>);
+            store.owners.push(owner);
+            let flusher = tokio::spawn(flush_behind(Arc::clone(&store.shared), Arc::clone(tier)));
+            store.flushers.get_mut().push(flusher);
+        }
+        Ok(store)
+    }
+
+    fn over(
+        memory_bytes: usize,
+        data: DataDir,
+        flush_delay: Duration,
+        dirty_bytes_max: usize,
+        tiers: Vec<Arc<Tier>>,
+    ) -> Store {
+        let columns = Arc::new(Columns::default());
+        let now = SystemTime::now();
+        let mut graves = VecDeque::new();
+        for (name, deleted_at) in data.epochs.tombstones() {
+            let age = now.duration_since(deleted_at).unwrap_or_default();
+            columns.lock(name).insert(name, Slot::Deleted);
+            graves.push_back((Instant::now() + TOMBSTONE_LIFE.saturating_sub(age), name));
+        }
+        let shared = Shared {
+            arena: Arc::new(Arena::new(memory_bytes)),
+            data,
+            columns: Arc::downgrade(&columns),
+            tiers,
+            flush_delay,
+            dirty_bytes_max,
+            dirty: Arc::default(),
+            space: Notify::new(),
+            evicting: Mutex::default(),
+            changed: Changed::default(),
+            pins: Pins::default(),
+            warming: Arc::new(Semaphore::new(WARMING_MAX)),
+            counters: Counters::default(),
+            version: AtomicU64::new(0),
+            began: Instant::now(),
+            closing: false.into(),
+        };
+        Store {
+            columns,
+            shared: Arc::new(shared),
+            graves: Mutex::new(graves),
+            owners: Vec::new(),
+            flushers: Mutex::default(),
+            scrubber: Scrubber::default(),
+        }
     }
 
     pub fn incarnation(&self) -> u32 {
@@ -65,12 +126,11 @@ impl Store {
 
     /// Number of columns that are not deleted.
     pub fn columns(&self) -> usize {
-        let live = |slot: &&Slot| matches!(slot, Slot::Live(_));
-        self.shards.iter().map(|shard| shard.read().values().filter(live).count()).sum()
+        self.columns.count()
     }
 
     /// Admits a capability, whose signature and expiry the caller has checked, to one of its columns.
-    pub fn open(&self, capability: &Capability, column: u32) -> Result<(Arc<Column>, Opened), Failure> {
+    pub async fn open(&self, capability: &Capability, column: u32) -> Result<(Arc<Column>, Opened), Failure> {
         let geometry = Geometry::new(column, capability.width, capability.stripe_unit)?;
         if capability.columns.len() != capability.width as usize {
             let message =
@@ -79,14 +139,18 @@ impl Store {
         }
         let (epoch, born) = capability.columns[column as usize];
         let column = self.column(capability.file_id()?, geometry)?;
-        let opened = column.open(capability, epoch, born)?;
+        let opened = column.open(capability, epoch, born).await?;
         Ok((column, opened))
     }
 
-    pub fn seal(&self, item: &SealItem) -> Result<u64, Failure> {
+    /// Seals a column; durable, as far as a log knows the column, when this returns.
+    pub async fn seal(&self, item: &SealItem) -> Result<u64, Failure> {
         let geometry = Geometry::new(item.column, item.width, item.stripe_unit)?;
         let file = gd2fs_wire::capability::parse_file_id(&item.file)?;
-        self.column(file, geometry)?.seal(item)
+        let column = self.column(file, geometry)?;
+        let sealed = column.seal(item)?;
+        column.settle().await?;
+        Ok(sealed)
     }
 
     /// Frees the columns at once and remembers, across a restart too, that they are gone. Returns the bytes of each.
@@ -96,7 +160,7 @@ impl Store {
         self.shared.data.epochs.bury(names, SystemTime::now())?;
         let expiry = Instant::now() + TOMBSTONE_LIFE;
         let freed = names.iter().map(|name| {
-            let former = self.shard(*name).write().insert(*name, Slot::Deleted);
+            let former = self.columns.lock(*name).insert(*name, Slot::Deleted);
             if !matches!(former, Some(Slot::Deleted)) {
                 self.graves.lock().push_back((expiry, *name));
             }
@@ -110,23 +174,56 @@ impl Store {
 
     /// None if the node knows nothing of the column.
     pub fn stat(&self, file: u128, column: u32) -> Option<ColumnStat> {
-        match self.shard((file, column)).read().get(&(file, column)) {
-            Some(Slot::Live(column)) => Some(column.stat()),
-            _ => None,
-        }
+        self.get(file, column).map(|column| column.stat())
     }
 
     /// The column itself, if it is there.
     pub fn get(&self, file: u128, column: u32) -> Option<Arc<Column>> {
-        match self.shard((file, column)).read().get(&(file, column)) {
-            Some(Slot::Live(column)) => Some(column.clone()),
-            _ => None,
+        self.columns.get((file, column))
+    }
+
+    /// Writes everything to the logs and makes their next start short. What is not written within `patience` is lost.
+    ///
+    /// # Errors
+    /// The first trouble of any log; the others are closed as well as can be.
+    pub async fn close(&self, patience: Duration) -> Result<(), Failure> {
+        self.shared.closing.store(true, Relaxed);
+        let all = async {
+            let mut trouble = Ok(());
+            for column in self.columns.all() {
+                if !self.shared.tiers.is_empty()
+                    && let Err(failure) = column.flush().await
+                    && failure.code != Code::Deleted
+                {
+                    trouble = trouble.and(Err(failure));
+                }
+            }
+            for tier in &self.shared.tiers {
+                if let Err(error) = tier.log.checkpoint().await {
+                    trouble = trouble.and(Err(crate::tier::failure_of(&error)));
+                }
+            }
+            trouble
+        };
+        let ended = tokio::time::timeout(patience, all).await;
+        for tier in &self.shared.tiers {
+            tier.close();
+            tier.log.close().await;
         }
+        let flushers = std::mem::take(&mut *self.flushers.lock());
+        for flusher in flushers {
+            // A panic in it was reported by the panic's hook.
+            let _ = flusher.await;
+        }
+        ended.unwrap_or_else(|_| {
+            let bytes = self.shared.dirty_bytes();
+            Err(Failure::new(Code::Timeout, format!("{bytes} bytes did not reach the log in time")))
+        })
     }
 
     fn column(&self, file: u128, geometry: Geometry) -> Result<Arc<Column>, Failure> {
         let name = (file, geometry.column);
-        let mut shard = self.shard(name).write();
+        let mut shard = self.columns.lock(name);
         let slot = shard
             .entry(name)
             .or_insert_with(|| Slot::Live(Arc::new(Column::new(file, geometry, self.shared.clone()))));
@@ -146,14 +243,21 @@ impl Store {
         let mut graves = self.graves.lock();
         while graves.front().is_some_and(|(expiry, _)| *expiry <= now) {
             let (_, name) = graves.pop_front().expect("just seen");
-            let mut shard = self.shard(name).write();
+            let mut shard = self.columns.lock(name);
             if matches!(shard.get(&name), Some(Slot::Deleted)) {
                 shard.remove(&name);
             }
         }
     }
+}
 
-    fn shard(&self, name: Name) -> &RwLock<HashMap<Name, Slot>> {
-        &self.shards[self.hasher.hash_one(name) as usize % SHARDS]
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.shared.tiers.iter().for_each(|tier| tier.close());
     }
+}
+
+/// Bytes of a deleted column's records that a log found again: its tombstone says that they are gone.
+pub(crate) fn bury(shared: &Shared, (file, column): Name) {
+    shared.note(Note::Delete { file, column, version: shared.next_version() }).for_each(drop);
 }

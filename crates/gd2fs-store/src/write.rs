@@ -37,7 +37,7 @@ impl WriteTicket {
     ///
     /// # Safety
     /// The bytes have been received: nobody writes them any more, and `actual` was made of them where they are now.
-    pub unsafe fn publish(
+    pub async unsafe fn publish(
         mut self,
         actual: &[u32],
         expected: Option<&[u32]>,
@@ -56,7 +56,7 @@ impl WriteTicket {
             ));
         }
         let column = self.column.clone();
-        column.publish(&mut self, actual, fenced)
+        column.publish(&mut self, actual, fenced).await
     }
 }
 

@@ -49,15 +49,23 @@ opcodes! {
     Ping = 6,
     Map = 7,
     Unmap = 8,
+    Flush = 9,
+    Warm = 10,
+    Where = 11,
     Seal = 16,
     Delete = 17,
     Stat = 18,
+    Pin = 19,
+    Unpin = 20,
+    List = 21,
+    Scrub = 22,
 }
 
 impl Opcode {
     /// Operations that only control may ask for; their payload is JSON, not file data.
     pub fn is_control(self) -> bool {
-        matches!(self, Opcode::Seal | Opcode::Delete | Opcode::Stat)
+        use Opcode::{Delete, List, Pin, Scrub, Seal, Stat, Unpin};
+        matches!(self, Seal | Delete | Stat | Pin | Unpin | List | Scrub)
     }
 }
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gd2fs.cli import bench, configuration, doctor, files, run, sessions, status, token
+from gd2fs.cli import bench, configuration, doctor, files, run, sessions, status, token, top, upkeep
 from gd2fs.cli.output import INTERRUPTED, report_failure
 
 CLUSTER = "Cluster"
@@ -52,12 +52,18 @@ app.command("node", rich_help_panel=CLUSTER)(run.node)
 app.command("engine", rich_help_panel=CLUSTER)(run.engine)
 app.command("gateway", rich_help_panel=CLUSTER)(run.gateway)
 app.command("status", rich_help_panel=CLUSTER)(status.status)
+app.command("top", rich_help_panel=CLUSTER)(top.top)
+app.command("fsck", rich_help_panel=CLUSTER)(upkeep.fsck)
+app.command("scrub", rich_help_panel=CLUSTER)(upkeep.scrub)
 app.command("ls", rich_help_panel=FILES)(files.ls)
 app.command("stat", rich_help_panel=FILES)(files.stat)
 app.command("put", rich_help_panel=FILES)(files.put)
 app.command("get", rich_help_panel=FILES)(files.get)
 app.command("cat", rich_help_panel=FILES)(files.cat)
 app.command("rm", rich_help_panel=FILES)(files.rm)
+app.command("where", rich_help_panel=FILES)(files.where)
+app.command("warm", rich_help_panel=FILES)(files.warm)
+app.command("flush", rich_help_panel=FILES)(files.flush)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=FILES)
 app.add_typer(configuration.app, name="config", rich_help_panel=MACHINE)
 app.add_typer(token.app, name="token", rich_help_panel=MACHINE)

@@ -1,4 +1,4 @@
-"""gd2fs ls, stat, put, get, cat, rm."""
+"""gd2fs ls, stat, put, get, cat, rm, where, warm, flush."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def describe(info: FileInfo) -> dict[str, Any]:
         "width": info.width,
         "created_at": info.created_at,
         "lost": info.lost,
+        "valid": info.valid,
     }
 
 
@@ -177,3 +178,36 @@ def rm(
         print_json({"path": path, "deleted": True})
     else:
         typer.echo(f"{path}: deleted")
+
+
+def where(path: RemotePath, control: ControlOption = None, as_json: JsonFlag = False) -> None:
+    """Show where the bytes of a file are: in memory (dram), on NVMe, lost, or never written (hole)."""
+    with connect(control) as client:
+        extents = client.where(path)
+    if as_json:
+        listed = [{"start": extent.start, "end": extent.end, "tier": extent.tier} for extent in extents]
+        print_json({"path": path, "extents": listed})
+        return
+    rows = [(extent.start, extent.end, extent.length, extent.tier) for extent in extents]
+    print_table("", [">start", ">end", ">bytes", "tier"], rows)
+
+
+def warm(path: RemotePath, control: ControlOption = None, as_json: JsonFlag = False) -> None:
+    """Lift a file into the memory of its nodes, in the background; shows how much of it is there."""
+    with connect(control) as client:
+        warmth = client.warm(path)
+    if as_json:
+        facts = {"dram": warmth.dram, "nvme": warmth.nvme, "missing": warmth.missing}
+        print_json({"path": path} | facts)
+    else:
+        typer.echo(f"{path}: {warmth.dram} bytes in memory, {warmth.nvme} on NVMe, {warmth.missing} missing")
+
+
+def flush(path: RemotePath, control: ControlOption = None, as_json: JsonFlag = False) -> None:
+    """Wait until all that was written to a file is durable."""
+    with connect(control) as client:
+        client.flush(path)
+    if as_json:
+        print_json({"path": path, "durable": True})
+    else:
+        typer.echo(f"{path}: durable")

@@ -21,6 +21,8 @@ from gd2fs.config.serving import PARENT_VARIABLE
 # How much of a log is shown when a process ends unexpectedly.
 LOG_TAIL_LINES = 15
 POLL_S = 0.02
+# How long a child may take to stop before it is killed, unless its start says otherwise.
+STOP_S = 8.0
 
 
 class ProcessFailed(CommandFailed):
@@ -37,6 +39,8 @@ class Child:
     announced: Path
     # Where this run begins in the log, which keeps those before it.
     log_start: int = 0
+    # How long it may take to stop.
+    stop_s: float = STOP_S
 
     @property
     def running(self) -> bool:
@@ -55,9 +59,8 @@ class Processes:
     Children die with this process, whatever ends it: they ask the kernel for it (see config.serving).
     """
 
-    def __init__(self, directory: Path, *, stop_s: float = 8.0) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._stop_s = stop_s
         self._children: list[Child] = []
 
     def __enter__(self) -> Self:
@@ -71,7 +74,14 @@ class Processes:
         for group in (self._children[1:], self._children[:1]):
             self._stop_all(group)
 
-    def start(self, name: str, arguments: list[str], environment: Mapping[str, str] | None = None) -> Child:
+    def start(
+        self,
+        name: str,
+        arguments: list[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        stop_s: float = STOP_S,
+    ) -> Child:
         """Starts `gd2fs ARGUMENTS --announce FILE`; see wait_ready()."""
         announced = self._directory / f"{name}.json"
         announced.unlink(missing_ok=True)
@@ -89,7 +99,7 @@ class Processes:
                 # order.
                 start_new_session=True,
             )
-        child = Child(name, popen, log, announced, start)
+        child = Child(name, popen, log, announced, start, stop_s)
         self._children.append(child)
         return child
 
@@ -124,10 +134,10 @@ class Processes:
         for child in reversed(children):
             if child.running:
                 child.popen.terminate()
-        deadline = time.monotonic() + self._stop_s
+        asked = time.monotonic()
         for child in children:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.popen.wait(max(0.0, deadline - time.monotonic()))
+                child.popen.wait(max(0.0, asked + child.stop_s - time.monotonic()))
             self.kill(child)
 
     def ended(self) -> Child | None:

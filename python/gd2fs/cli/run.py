@@ -72,6 +72,15 @@ def node(
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="DRAM for file data, such as 4GiB. Default 1GiB.")
     ] = None,
+    logs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH[,PATH...]", help="Log files or block devices. Default: none, memory only."
+        ),
+    ] = None,
+    log_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Size to make each log file with, such as 100GiB.")
+    ] = None,
     control: ControlOption = None,
     announce: AnnounceOption = None,
 ) -> None:
@@ -83,6 +92,8 @@ def node(
             "node.http_listen": http,
             "node.data_dir": data_dir,
             "node.memory_bytes": memory,
+            "node.logs": logs,
+            "node.log_bytes": log_bytes,
             "cluster.control": control,
         }
     )
@@ -151,6 +162,13 @@ def gateway(
 def up(
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Storage nodes to run.")] = 1,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="DRAM of each node.")] = "1GiB",
+    log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Give each node a log file of this size in its directory: data outlives a restart.",
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Control's port; 0 for any free one.")] = 7527,
     data_dir: Annotated[
         Path, typer.Option(help="Directory for the cluster's state and logs.")
@@ -163,7 +181,7 @@ def up(
     """
     from gd2fs.cli.up import run_cluster
 
-    run_cluster(nodes, memory, port, data_dir, as_json)
+    run_cluster(nodes, memory, log, port, data_dir, as_json)
 
 
 def demo(

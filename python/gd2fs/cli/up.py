@@ -15,6 +15,8 @@ from gd2fs.config.serving import alone_in
 # Control applies migrations at its first start; a node maps its memory.
 READY_S = 30.0
 WATCH_S = 0.2
+# A node that has drained and flushed still has to end; before it is killed.
+STOP_MARGIN_S = 3.0
 # The nodes of `up` end with it; nobody runs it for a year.
 NODE_TOKEN_S = 365 * 86_400
 
@@ -35,12 +37,26 @@ def start_node(
     memory: str,
     control: str,
     environment: dict[str, str] | None = None,
+    log: str | None = None,
 ) -> Child:
-    """Starts node NUMBER on loopback with ports of the kernel's choice; wait_ready() it."""
+    """Starts node NUMBER on loopback with ports of the kernel's choice; wait_ready() it. log: size of its log
+    file; None leaves logs to the configuration."""
     name = f"node-{number}"
     arguments = ["node", "--id", name, "--listen", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0"]
     arguments += ["--data-dir", str(directory / name), "--memory", memory, "--control", control]
-    return processes.start(name, arguments, environment)
+    if log is not None:
+        arguments += ["--logs", str(directory / name / "log"), "--log-bytes", log]
+    return processes.start(name, arguments, environment, stop_s=_stop_s(memory, log))
+
+
+def _stop_s(memory: str, log: str | None) -> float:
+    """How long a node may take to stop: it reads the same configuration as we do."""
+    from gd2fs.config import load
+
+    given = {"node.memory_bytes": memory}
+    if log is not None:
+        given |= {"node.logs": "log", "node.log_bytes": log}
+    return load(given).settings.node.stop_s + STOP_MARGIN_S
 
 
 def _node_credentials() -> dict[str, str]:
@@ -54,7 +70,7 @@ def _node_credentials() -> dict[str, str]:
     return {"GD2FS_TOKEN": keys.sign(Token("default", "node", int(time.time()) + NODE_TOKEN_S))}
 
 
-def run_cluster(nodes: int, memory: str, port: int, directory: Path, as_json: bool) -> None:
+def run_cluster(nodes: int, memory: str, log: str | None, port: int, directory: Path, as_json: bool) -> None:
     """Runs until Ctrl-C. Raises ProcessFailed if a process ends by itself."""
     directory = directory.resolve()
     environment = _node_credentials()
@@ -63,14 +79,15 @@ def run_cluster(nodes: int, memory: str, port: int, directory: Path, as_json: bo
         try:
             _, control = start_control(processes, directory, port)
             children = [
-                start_node(processes, directory, n + 1, memory, control, environment) for n in range(nodes)
+                start_node(processes, directory, n + 1, memory, control, environment, log)
+                for n in range(nodes)
             ]
             facts: dict[str, Any] = {"control": control, "data_dir": str(directory)}
             facts["nodes"] = [processes.wait_ready(child, READY_S) for child in children]
             if as_json:
                 print_json(facts)
             else:
-                _welcome(facts, memory)
+                _welcome(facts, memory, log)
             serves = True
             while (ended := processes.ended()) is None:
                 time.sleep(WATCH_S)
@@ -86,7 +103,7 @@ def run_cluster(nodes: int, memory: str, port: int, directory: Path, as_json: bo
         )
 
 
-def _welcome(facts: dict[str, Any], memory: str) -> None:
+def _welcome(facts: dict[str, Any], memory: str, log: str | None) -> None:
     control = facts["control"]
     out = console()
     out.print(
@@ -103,4 +120,9 @@ def _welcome(facts: dict[str, Any], memory: str) -> None:
     out.print(
         "  gd2fs gateway                             the OpenAI API on port 8000, with KV cache planned"
     )
-    out.print("\nCtrl-C stops everything. File data lives in the nodes' memory and ends with them.")
+    kept = (
+        "File data lives in the nodes' memory and ends with them; --log SIZE keeps it."
+        if log is None
+        else "File data is flushed to the nodes' logs and is there again at the next start."
+    )
+    out.print(f"\nCtrl-C stops everything. {kept}")

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from gd2fs.client.control import Control
 from gd2fs.client.files import File, milliseconds, position
 from gd2fs.client.namespace import FileInfo, Namespace
 from gd2fs.client.sessions import Sessions
+from gd2fs.client.tiers import Extent, Range, Warmth
 
 #: Paths whose layouts are remembered.
 PATHS_MAX = 1024
@@ -33,6 +34,8 @@ READ_UNASKED_BYTES_MAX = 16 << 20
 
 # The file that a remembered layout belongs to is gone, or its capability is over: look the path up again.
 _OUTDATED = (errors.Deleted, errors.StaleLayout, errors.StaleIncarnation, errors.WrongNode, errors.Expired)
+
+T = TypeVar("T")
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -191,10 +194,7 @@ class Client:
         if length is not None and length < 0:
             raise errors.Invalid(f"length: {length} is below 0")
         if length is None or length > READ_UNASKED_BYTES_MAX:
-            there = self.stat(path).length
-            if there is None:
-                raise errors.Unavailable(f"{path}: its length is not known; its node can't be reached")
-            rest = max(0, there - offset)
+            rest = max(0, self._length(path) - offset)
             length = rest if length is None else min(length, rest)
         buffer = np.empty(length, np.uint8)
         return buffer[: self.read_into(path, offset, buffer)].tobytes()
@@ -225,6 +225,56 @@ class Client:
         """Copies ``path`` to a local file, which appears once the copy is complete. ``progress`` as in
         `upload`."""
         transfer.download(self, path, local, progress)
+
+    # Where bytes are
+
+    def flush(self, path: str, *, timeout_s: float | None = None) -> None:
+        """Returns when everything that this client has written to ``path`` before is durable: it survives a
+        node that is killed.
+
+        Raises Unsupported where a node keeps nothing beyond its memory; Lost, once, where a node was started
+        anew after it had acknowledged writes that no flush covers.
+        """
+        self._on_path(path, "read", lambda file: file.flush(timeout_s=timeout_s))
+
+    def warm(
+        self, path: str, ranges: Sequence[Range] | None = None, *, timeout_s: float | None = None
+    ) -> Warmth:
+        """Has the nodes lift ``ranges`` (pairs of start and end in bytes; None: all) into memory in the
+        background. Returns at once how many of their bytes are in memory, on NVMe and nowhere; ask again to
+        see the progress."""
+        wanted = self._ranges(path, ranges)
+        return self._on_path(path, "read", lambda file: file.warm(wanted, timeout_s=timeout_s))
+
+    def where(
+        self, path: str, ranges: Sequence[Range] | None = None, *, timeout_s: float | None = None
+    ) -> builtins.list[Extent]:
+        """Where the bytes of ``ranges`` (None: all) are: extents of "dram", "nvme", "lost" or "hole", in the
+        order of the ranges."""
+        wanted = self._ranges(path, ranges)
+        return self._on_path(path, "read", lambda file: file.where(wanted, timeout_s=timeout_s))
+
+    async def aflush(self, path: str, *, timeout_s: float | None = None) -> None:
+        """As `flush`, in the running event loop; the waiting is done by a thread."""
+        import asyncio
+
+        await asyncio.to_thread(self.flush, path, timeout_s=timeout_s)
+
+    async def awarm(
+        self, path: str, ranges: Sequence[Range] | None = None, *, timeout_s: float | None = None
+    ) -> Warmth:
+        """As `warm`, in the running event loop."""
+        import asyncio
+
+        return await asyncio.to_thread(self.warm, path, ranges, timeout_s=timeout_s)
+
+    async def awhere(
+        self, path: str, ranges: Sequence[Range] | None = None, *, timeout_s: float | None = None
+    ) -> builtins.list[Extent]:
+        """As `where`, in the running event loop."""
+        import asyncio
+
+        return await asyncio.to_thread(self.where, path, ranges, timeout_s=timeout_s)
 
     # Bytes by layout
 
@@ -277,7 +327,20 @@ class Client:
         if os.getpid() == self._process:
             self.close()
 
-    def _on_path(self, path: str, rights: str, work: Callable[[File], int]) -> int:
+    def _length(self, path: str) -> int:
+        info = self.stat(path)
+        if info.is_dir:
+            raise errors.IsADirectory(f"{path} is a directory")
+        if info.lost:
+            raise errors.Lost(f"{path}: its length is not known; a node has lost its share")
+        if info.length is None:
+            raise errors.Unavailable(f"{path}: its length is not known; its node can't be reached")
+        return info.length
+
+    def _ranges(self, path: str, ranges: Sequence[Range] | None) -> Sequence[Range]:
+        return [(0, self._length(path))] if ranges is None else ranges
+
+    def _on_path(self, path: str, rights: str, work: Callable[[File], T]) -> T:
         known = self._remembered(path, rights)
         if known is not None:
             with suppress(*_OUTDATED):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from gd2fs import errors
 from gd2fs.client.buffers import as_list
 from gd2fs.client.completions import Completions, Request
+from gd2fs.client.tiers import Extent, Range, Tier, Warmth, checked
 
 if TYPE_CHECKING:
     from gd2fs import _native
@@ -137,6 +140,37 @@ class File:
         """The highest acknowledged end in bytes, as the nodes say; None if one can't be reached or has lost
         the file."""
         return self._native.lengths([self._native_file], self._limit(timeout_s))[0]
+
+    def flush(self, *, timeout_s: float | None = None) -> None:
+        """Returns when everything that was written before through this client is durable on the file's nodes.
+
+        Raises Unsupported where a node keeps nothing beyond its memory; Lost, once, where a node was started
+        anew after it had acknowledged writes that no flush covers.
+        """
+        self._native.flush(self._native_file, self._limit(timeout_s))
+
+    def warm(self, ranges: Sequence[Range], *, timeout_s: float | None = None) -> Warmth:
+        """Has the nodes lift ``ranges`` into memory, without waiting for it; where their bytes were just
+        now."""
+        total = Warmth()
+        for start, end, limit in self._asked(ranges, timeout_s):
+            total += Warmth(*self._native.warm(self._native_file, start, end, limit))
+        return total
+
+    def where(self, ranges: Sequence[Range], *, timeout_s: float | None = None) -> list[Extent]:
+        """Where the bytes of ``ranges`` are: one range after the other, in each neighbours of one kind
+        merged."""
+        found: list[Extent] = []
+        for start, end, limit in self._asked(ranges, timeout_s):
+            extents = self._native.whereabouts(self._native_file, start, end, limit)
+            found += [Extent(at, upto, cast(Tier, tier)) for at, upto, tier in extents]
+        return found
+
+    def _asked(self, ranges: Sequence[Range], timeout_s: float | None) -> Iterator[tuple[int, int, int]]:
+        """Start, end and the milliseconds that are left of the time for all of them."""
+        until = time.monotonic() + self._limit(timeout_s) / 1000
+        for start, end in checked(ranges):
+            yield start, end, max(1, int((until - time.monotonic()) * 1000))
 
     def _limit(self, timeout_s: float | None) -> int:
         return milliseconds(self._timeout_s if timeout_s is None else timeout_s)

@@ -16,7 +16,8 @@ class FileInfo:
 
     ``length`` and ``sealed`` count bytes; ``length`` is None for a directory, and for a file whose node
     can't be reached.
-    ``created_at`` is in unix seconds.
+    ``created_at`` is in unix seconds. ``lost``: a node has lost its share of the file; ``valid``: the first
+    byte that is missing, None where none is known to be.
     """
 
     path: str
@@ -29,6 +30,7 @@ class FileInfo:
     width: int | None
     created_at: float
     lost: bool = False
+    valid: int | None = None
 
     @classmethod
     def from_json(cls, info: dict[str, Any]) -> FileInfo:
@@ -43,6 +45,7 @@ class FileInfo:
             width=info.get("width"),
             created_at=info["created_at"],
             lost=bool(info.get("lost", False)),
+            valid=info.get("valid"),
         )
 
 

@@ -4,6 +4,7 @@ and nowhere else.
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Annotated, Any, Literal
 
@@ -133,12 +134,45 @@ class NodeConfig(Section):
     memory_threads: Annotated[int, Field(ge=0, le=256)] = knob(
         0, "Spare threads that take over while one copies much. 0: what else it serves waits that long."
     )
+    logs: Names = knob(
+        [],
+        "Files or block devices, PATH[,PATH...], that file data is flushed to and comes back from; best one "
+        "for each drive. Empty: memory only, gone with the process.",
+    )
+    log_bytes: Bytes = knob(
+        0,
+        "Size that each log file is made with, in bytes (100GiB is understood). 0: all are there already, and"
+        " used whole, as devices are.",
+    )
+    log_engine: Literal["auto", "uring", "pool"] = knob(
+        "auto",
+        "How logs are read and written: io_uring, a pool of threads, or auto (io_uring where it works).",
+    )
+    flush_delay_ms: Annotated[int, Field(ge=0, le=60_000)] = knob(
+        200, "How long a changed stripe unit waits for more before it is flushed, in milliseconds."
+    )
+    dirty_bytes_max: Bytes = knob(
+        0, "Bytes not flushed yet beyond which writers wait. 0: half of memory_bytes."
+    )
     drain_s: Seconds = knob(5.0, "Time requests under way get to finish when the node stops, in seconds.")
+    flush_s: Seconds = knob(
+        60.0, "Time the last flush to the logs gets on top of that, in seconds; what it leaves is lost."
+    )
 
     @field_validator("id")
     @classmethod
     def _default_name(cls, value: str) -> str:
         return value or socket.gethostname()
+
+    @field_validator("logs")
+    @classmethod
+    def _distinct(cls, value: list[str]) -> list[str]:
+        seen: dict[str, str] = {}
+        for path in value:
+            former = seen.setdefault(os.path.realpath(path), path)
+            if former is not path:
+                raise ValueError(f"{path!r} and {former!r} are the same; each log needs a place of its own")
+        return value
 
     @field_validator("shm")
     @classmethod
@@ -155,6 +189,22 @@ class NodeConfig(Section):
                 raise ValueError(f"{address!r} is not a data address; write tcp://HOST:PORT")
             Listen.parse(address, DATA_PORT)
         return value
+
+    @model_validator(mode="after")
+    def _logged(self) -> NodeConfig:
+        if self.log_bytes and not self.logs:
+            raise ValueError("node.log_bytes: there is no log to give this size; name some in node.logs")
+        if self.dirty_bytes_max > self.memory_bytes:
+            raise ValueError(
+                f"node.dirty_bytes_max: {self.dirty_bytes_max} is more than node.memory_bytes"
+                f" ({self.memory_bytes}); writers would never wait"
+            )
+        return self
+
+    @property
+    def stop_s(self) -> float:
+        """The longest that a node takes to stop by itself, in seconds."""
+        return self.drain_s + (self.flush_s if self.logs else 0.0)
 
     @model_validator(mode="after")
     def _reachable(self) -> NodeConfig:

@@ -20,6 +20,7 @@ from gd2fs.control.database import Database
 from gd2fs.control.files import FileView
 from gd2fs.control.node_link import NodeLink
 from gd2fs.control.paths import tokens_path
+from gd2fs.control.pins import Pins
 from gd2fs.control.sessions import StoredSegment, format_of, uri_of
 from gd2fs.kv import ID_BYTES, KvFormat, Segment, append, cut, segment_to_json
 from gd2fs.signing import PlanToken
@@ -66,9 +67,10 @@ class _Seal:
 
 
 class Committer:
-    def __init__(self, database: Database, link: NodeLink, cluster: str) -> None:
+    def __init__(self, database: Database, link: NodeLink, pins: Pins, cluster: str) -> None:
         self._database = database
         self._link = link
+        self._pins = pins
         self._cluster = cluster
 
     def commit(self, token: PlanToken, body: requests.Commit) -> dict[str, Any]:
@@ -82,7 +84,10 @@ class Committer:
         seal = self._database.write(lambda connection: self._prepare(connection, token, body))
         if seal is not None:
             self._seal(seal)
-        return self._database.write(lambda connection: self._store(connection, token, body))
+        stored, read = self._database.write(lambda connection: self._store(connection, token, body))
+        if read:
+            self._pins.drop([token.plan], read)
+        return stored
 
     def _prepare(self, connection: Connection, token: PlanToken, body: requests.Commit) -> _Seal | None:
         """Checks everything that can be checked without the node; None if this plan is stored already."""
@@ -108,20 +113,23 @@ class Committer:
         columns = {column.node: column for view in (seal.tokens, seal.kv) for column in view.columns}
         for node, items in seal.items().items():
             incarnation, replies = self._link.seal(columns[node].addresses, items)
-            if incarnation != columns[node].born:
+            if incarnation != columns[node].incarnation:
                 raise errors.Lost(f"{seal.kv.path}: node {node} was restarted since it took these bytes")
             for reply in replies:
                 if reply["status"] != 0:
                     raise errors.from_code(reply["status"], f"{seal.kv.path}: {reply['message']}")
 
-    def _store(self, connection: Connection, token: PlanToken, body: requests.Commit) -> dict[str, Any]:
+    def _store(
+        self, connection: Connection, token: PlanToken, body: requests.Commit
+    ) -> tuple[dict[str, Any], list[FileView]]:
+        """The answer, and the files of which this plan had pinned something."""
         session = sessions.lock(connection, token.tenant, token.session)
         now = self._database.now(connection)
         by_id = sessions.files_of(connection, now, token.session)
         stored = sessions.load_segments(connection, token.session, self._cluster, by_id)
         plan = _live_plan(connection, session, token, now)
         if plan is None:
-            return _answer(token.session, session["version"], [item.segment for item in stored])
+            return _answer(token.session, session["version"], [item.segment for item in stored]), []
         kv, _ = _planned_files(by_id, plan)
         # Again: the node may have been registered anew while it sealed.
         _check_acks(kv, body.acks)
@@ -139,7 +147,8 @@ class Committer:
         # A file and its ids for each that a segment names: more means that something may have become unused.
         if len(by_id) > 2 * len({item.file for item in after}):
             sessions.release_unused(connection, now, token.session)
-        return _answer(token.session, session["version"] + 1, segments)
+        read = [by_id[item.file] for item, _ in zip(stored, kept, strict=False)]
+        return _answer(token.session, session["version"] + 1, segments), read
 
 
 def _live_plan(
@@ -208,7 +217,7 @@ def _check_acks(kv: FileView, acks: list[requests.Ack]) -> None:
             raise errors.Invalid(f"acks: column {ordinal} of {kv.path} is missing")
         if ack.epoch != column.epoch:
             raise errors.StaleLayout(f"{kv.path}: column {ordinal} has epoch {column.epoch}, not {ack.epoch}")
-        if column.lost or ack.incarnation != column.incarnation:
+        if not column.proven or ack.incarnation != column.incarnation:
             raise errors.Lost(
                 f"{kv.path}: column {ordinal} was acknowledged by incarnation {ack.incarnation} of node"
                 f" {column.node}, which is at {column.incarnation}"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, insert, literal, select
 
-from gd2fs.control.nodes import is_alive
+from gd2fs.control.nodes import free_bytes, is_alive
 from gd2fs.control.paths import parent_of
 from gd2fs.control.placement import Candidate
 from gd2fs.control.schema import file_columns, files, nodes, reclaims
@@ -30,11 +30,21 @@ class ColumnView:
     alive: bool
     addresses: tuple[str, ...]
     free_bytes: int
+    valid: int | None
+    has_log: bool
+
+    @property
+    def proven(self) -> bool:
+        """Whether the node's current incarnation took these bytes, or has said that it still has them."""
+        return self.born == self.incarnation
 
     @property
     def lost(self) -> bool:
-        """Nodes keep no log yet: what an earlier incarnation held is gone."""
-        return self.born != self.incarnation
+        """All of it is gone: an earlier incarnation held it, and the current one has not reported it.
+
+        A node with a log is alive only once it has reported everything; until then nobody knows.
+        """
+        return not self.proven and (self.alive or not self.has_log)
 
 
 @dataclass(slots=True)
@@ -56,6 +66,17 @@ class FileView:
     columns: list[ColumnView] = field(default_factory=list)
 
     @property
+    def valid(self) -> int | None:
+        """Bytes from the beginning that are there, None: all. Only for a file that is not `unusable`."""
+        return min((column.valid for column in self.columns if column.valid is not None), default=None)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is reachable and nothing of it is missing: only such a file is written on. What is
+        missing never comes back, and control would not see it if the rest grew."""
+        return self.unusable is None and self.valid is None
+
+    @property
     def unusable(self) -> Unusable | None:
         """Why nothing should be planned on it now, or None."""
         if any(column.lost for column in self.columns):
@@ -67,15 +88,26 @@ class FileView:
 
 _NODE = [
     nodes.c[name]
-    for name in ("node", "state", "incarnation", "addresses", "capacity_bytes", "used_bytes", "heartbeat_at")
+    for name in (
+        "node",
+        "state",
+        "incarnation",
+        "addresses",
+        "capacity_bytes",
+        "used_bytes",
+        "evictable_bytes",
+        "has_log",
+        "heartbeat_at",
+    )
 ]
+_COLUMN = [file_columns.c[name] for name in ("ordinal", "epoch", "born", "valid")]
 
 
 def selected(where: ColumnElement[bool]) -> Select[Any]:
     """The query of the files that `where` selects, with their columns and nodes, in path order: for
     `fetch`."""
     return (
-        select(files, file_columns.c.ordinal, file_columns.c.epoch, file_columns.c.born, *_NODE)
+        select(files, *_COLUMN, *_NODE)
         .select_from(files)
         .outerjoin(file_columns, file_columns.c.file == files.c.file)
         .outerjoin(nodes, nodes.c.node == file_columns.c.node)
@@ -127,7 +159,9 @@ def _column_view(row: Any, now: float) -> ColumnView:
         incarnation=row["incarnation"],
         alive=is_alive(row, now),
         addresses=tuple(row["addresses"]),
-        free_bytes=max(0, row["capacity_bytes"] - row["used_bytes"]),
+        free_bytes=free_bytes(row),
+        valid=row["valid"],
+        has_log=row["has_log"],
     )
 
 
@@ -188,7 +222,7 @@ def release(connection: Connection, now: float, where: ColumnElement[bool]) -> N
     """Deletes the files that `where` selects; their columns become reclaims, which free the bytes on the
     nodes.
 
-    A node that has left took its bytes with it and needs none.
+    A node without a log that has left took its bytes with it and needs none.
     """
     chosen = select(files.c.file).where(where)
     connection.execute(
@@ -196,7 +230,7 @@ def release(connection: Connection, now: float, where: ColumnElement[bool]) -> N
             ["file", "ordinal", "node", "attempts", "next_try_at"],
             select(file_columns.c.file, file_columns.c.ordinal, file_columns.c.node, literal(0), literal(now))
             .join(nodes, nodes.c.node == file_columns.c.node)
-            .where(file_columns.c.file.in_(chosen), nodes.c.state == "joined"),
+            .where(file_columns.c.file.in_(chosen), (nodes.c.state == "joined") | nodes.c.has_log),
         )
     )
     connection.execute(delete(file_columns).where(file_columns.c.file.in_(chosen)))

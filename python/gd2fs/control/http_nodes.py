@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 import gd2fs
-from gd2fs.control import nodes, requests
+from gd2fs.control import nodes, ranges, requests
 from gd2fs.control.http_edge import Caller, Control
 
 router = APIRouter()
@@ -62,6 +62,42 @@ def heartbeat(control: Control, caller: Caller, node: str, body: requests.Heartb
     return {"ok": True}
 
 
+@router.post("/v1/nodes/{node}/ranges")
+def take_ranges(control: Control, caller: Caller, node: str, body: requests.Ranges) -> dict[str, Any]:
+    """How far the node's columns are valid: all of them before its first heartbeat, later what changed."""
+    caller.require("node")
+    return control.write(lambda connection, now: ranges.take(connection, node, body))
+
+
+@router.post("/v1/fsck")
+def fsck(control: Control, caller: Caller, body: requests.Fsck) -> dict[str, Any]:
+    """Compares a page of a node's columns with what control believes of them, and repairs if asked to."""
+    caller.require("admin")
+    page = control.fsck.page(body)
+    if body.repair:
+        control.reclaimer.wake()
+    return page
+
+
+@router.post("/v1/nodes/{node}/scrub")
+def start_scrub(control: Control, caller: Caller, node: str) -> dict[str, Any]:
+    """Has a node read again and verify everything that it keeps, if it does not do so already."""
+    return _scrub(control, caller, node, start=True)
+
+
+@router.get("/v1/nodes/{node}/scrub")
+def get_scrub(control: Control, caller: Caller, node: str) -> dict[str, Any]:
+    """How far the node's scrub is."""
+    return _scrub(control, caller, node, start=False)
+
+
+def _scrub(control: Control, caller: Caller, node: str, *, start: bool) -> dict[str, Any]:
+    caller.require("admin")
+    row = control.read(lambda connection, now: nodes.living(connection, now, node))
+    incarnation, state = control.link.scrub(row["addresses"], start)
+    return {"node": node, "incarnation": incarnation, **state}
+
+
 @router.get("/v1/nodes")
 def list_nodes(control: Control, caller: Caller) -> dict[str, Any]:
     return {"nodes": control.read(nodes.describe)}
@@ -69,7 +105,7 @@ def list_nodes(control: Control, caller: Caller) -> dict[str, Any]:
 
 @router.delete("/v1/nodes/{node}")
 def leave(control: Control, caller: Caller, node: str) -> dict[str, Any]:
-    """The node ends on purpose, with everything in its memory."""
+    """The node ends on purpose, with everything in its memory; what it has on a log comes back with it."""
     caller.require("node")
     control.write(lambda connection, now: nodes.leave(connection, node))
     return {"ok": True}

@@ -17,11 +17,13 @@ _NODES_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """`length` and `sealed` in bytes, None where a node could not be asked; `lost`: a node lost its share."""
+    """`length` and `sealed` in bytes, None where a node could not be asked; `lost`: a node lost its share;
+    `valid`: the first byte that is missing, None: none is known to be."""
 
     length: int | None
     sealed: int | None
     lost: bool = False
+    valid: int | None = None
 
 
 class Lengths:
@@ -71,4 +73,5 @@ def _length(view: FileView, answers: dict[tuple[str, int], dict[str, Any]]) -> L
     if len(known) < len(columns):
         return Length(None, None)
     # Lengths are file offsets: the longest column ends where the file ends.
-    return Length(max(column["length"] for column in known), min(column["sealed"] for column in known))
+    length, sealed = max(column["length"] for column in known), min(column["sealed"] for column in known)
+    return Length(length, sealed, valid=view.valid)

@@ -168,7 +168,11 @@ def file_info(view: FileView, length: Length | None) -> dict[str, Any]:
         "width": None if view.is_dir else view.width,
         "created_at": view.created_at,
     }
-    return info | {"lost": True} if length and length.lost else info
+    if length and length.lost:
+        info["lost"] = True
+    elif length and length.valid is not None:
+        info["valid"] = length.valid
+    return info
 
 
 def find(connection: Connection, now: float, tenant: str, path: str) -> FileView | None:

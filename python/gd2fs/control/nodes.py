@@ -34,10 +34,14 @@ def register(connection: Connection, now: float, body: requests.Register) -> int
     values: dict[str, Any] = {
         "state": "joined",
         "incarnation": incarnation,
-        "addresses": body.addresses,
+        # Whatever it says here: it counts as alive with its first heartbeat, when it listens and, if it has a
+        # log, has reported what came back.
+        "addresses": [],
         "http": body.http,
         "capacity_bytes": body.memory_bytes,
         "used_bytes": 0,
+        "evictable_bytes": 0,
+        "has_log": body.has_log,
         "files": 0,
         "stats": {},
         "config_hash": body.config_hash,
@@ -61,30 +65,38 @@ def heartbeat(connection: Connection, now: float, node: str, body: requests.Hear
             http=body.http,
             used_bytes=body.used_bytes,
             capacity_bytes=body.capacity_bytes,
+            evictable_bytes=body.evictable_bytes,
             files=body.files,
             stats=body.stats,
             heartbeat_at=now,
         )
     )
-    if changed.rowcount == 1:
-        return
+    if changed.rowcount != 1:
+        lock_current(connection, node, body.incarnation)
+
+
+def lock_current(connection: Connection, node: str, incarnation: int) -> None:
+    """Holds the node's row until the transaction ends, so that it is not registered anew meanwhile. Raises
+    StaleIncarnation for any registration but the current one, NotFound."""
     row = connection.execute(
-        select(nodes.c.incarnation, nodes.c.state).where(nodes.c.node == node)
+        select(nodes.c.incarnation, nodes.c.state).where(nodes.c.node == node).with_for_update()
     ).one_or_none()
     if row is None:
         raise errors.NotFound(f"node {node} is not registered")
-    raise errors.StaleIncarnation(
-        f"node {node}: incarnation {body.incarnation} is over (current: {row.incarnation}, {row.state});"
-        " register again"
-    )
+    if (row.incarnation, row.state) != (incarnation, "joined"):
+        raise errors.StaleIncarnation(
+            f"node {node}: incarnation {incarnation} is over (current: {row.incarnation}, {row.state});"
+            " register again"
+        )
 
 
 def leave(connection: Connection, node: str) -> None:
-    """The node ends on purpose and takes its memory with it: nothing is left to free there. Raises
-    NotFound."""
+    """The node ends on purpose. Without a log it takes its memory with it and nothing is left to free there;
+    with one it will come back, and what is to be freed waits for it. Raises NotFound."""
     if connection.execute(update(nodes).where(nodes.c.node == node).values(state="left")).rowcount == 0:
         raise errors.NotFound(f"node {node} is not registered")
-    connection.execute(delete(reclaims).where(reclaims.c.node == node))
+    forgetful = select(nodes.c.node).where(nodes.c.node == node, ~nodes.c.has_log)
+    connection.execute(delete(reclaims).where(reclaims.c.node.in_(forgetful)))
 
 
 def watch(connection: Connection, now: float) -> None:
@@ -108,6 +120,21 @@ def is_alive(row: RowMapping, now: float) -> bool:
     return row["state"] == "joined" and now - row["heartbeat_at"] <= LEASE_S and bool(row["addresses"])
 
 
+def living(connection: Connection, now: float, node: str) -> RowMapping:
+    """The row of a node that may be asked. Raises NotFound, Unavailable."""
+    row = connection.execute(select(nodes).where(nodes.c.node == node)).mappings().one_or_none()
+    if row is None:
+        raise errors.NotFound(f"node {node:.80} is not registered; `gd2fs status` lists those that are")
+    if not is_alive(row, now):
+        raise errors.Unavailable(f"node {node} is not alive; it can only be asked when it is back")
+    return row
+
+
+def free_bytes(row: RowMapping) -> int:
+    """What may still be written there: what is empty, and what the node would evict for it."""
+    return max(0, row["capacity_bytes"] - row["used_bytes"] + row["evictable_bytes"])
+
+
 def describe(connection: Connection, now: float) -> list[dict[str, Any]]:
     """All nodes as `GET /v1/nodes` shows them."""
     rows = connection.execute(select(nodes).order_by(nodes.c.node)).mappings()
@@ -120,6 +147,8 @@ def describe(connection: Connection, now: float) -> list[dict[str, Any]]:
             "http": row["http"],
             "used_bytes": row["used_bytes"],
             "capacity_bytes": row["capacity_bytes"],
+            "evictable_bytes": row["evictable_bytes"],
+            "has_log": row["has_log"],
             "files": row["files"],
             "config_hash": row["config_hash"],
             "last_heartbeat_age_s": max(0.0, round(now - row["heartbeat_at"], 3)),
@@ -132,8 +161,4 @@ def describe(connection: Connection, now: float) -> list[dict[str, Any]]:
 def candidates(connection: Connection, now: float) -> list[Candidate]:
     """The living nodes with their free space."""
     rows = connection.execute(select(nodes).where(nodes.c.state == "joined")).mappings()
-    return [
-        Candidate(row["node"], row["incarnation"], max(0, row["capacity_bytes"] - row["used_bytes"]))
-        for row in rows
-        if is_alive(row, now)
-    ]
+    return [Candidate(row["node"], row["incarnation"], free_bytes(row)) for row in rows if is_alive(row, now)]

@@ -34,6 +34,8 @@ def answer(made: Plan, tenant: str, keys: Keys, cluster: str, control: Sequence[
             "fresh_tokens": made.prompt_tokens - cached,
             "cached_bytes": sum(segment.kv_length or 0 for segment in made.cached),
             "max_output_tokens": made.max_tokens,
+            # Whether some of it may be evicted before it is read, because nodes pin no more.
+            "best_effort": made.best_effort,
         },
         "expires_at": made.expires_at,
         "kv_transfer": _metadata(made, tenant, keys, cluster, control),

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gd2fs import errors
-from gd2fs.control.files import FileView
+from gd2fs.control.files import FileView, Unusable
+from gd2fs.control.paths import tokens_path
+from gd2fs.control.pins import Pinned
 from gd2fs.control.sessions import SessionView, StoredSegment
-from gd2fs.kv import Ids, KvFormat, RunningDigest, Segment, cut, lcp
+from gd2fs.kv import ID_BYTES, Ids, KvFormat, RunningDigest, Segment, cut, lcp
 
 Miss = Literal["edited", "lost", "identity", "unreachable", "granule"]
 ReadIds = Callable[[StoredSegment, int, int], Ids]
@@ -69,9 +71,11 @@ def agree(view: SessionView, ids: Ids, kv_identity: str, read_ids: ReadIds) -> A
 def _compare(
     view: SessionView, ids: Ids, stored: StoredSegment, common: int, known: RunningDigest, read_ids: ReadIds
 ) -> Agreement:
-    count = min(ids.size, stored.segment.token_end) - common
-    unread = view.files[stored.file].unusable
-    if count <= 0 or unread:
+    wanted = min(ids.size, stored.segment.token_end) - common
+    if wanted <= 0:
+        return Agreement(ids, common, known)
+    count, unread = readable_ids(view, stored, common, wanted)
+    if count == 0:
         return Agreement(ids, common, known, unread)
     try:
         found = read_ids(stored, common, count)
@@ -79,7 +83,22 @@ def _compare(
         return Agreement(ids, common, known, "lost")
     except errors.Gd2fsError:
         return Agreement(ids, common, known, "unreachable")
-    return Agreement(ids, common + lcp(ids[common : common + count], found), known)
+    agreed = lcp(ids[common : common + count], found)
+    return Agreement(ids, common + agreed, known, unread if agreed == count else None)
+
+
+def readable_ids(
+    view: SessionView, stored: StoredSegment, token: int, count: int
+) -> tuple[int, Unusable | None]:
+    """How many of the ids `[token, token + count)` of a segment its `.tokens` file still has, and why not
+    all."""
+    file = view.tokens_file(stored.file)
+    if file.unusable:
+        return 0, file.unusable
+    if file.valid is None:
+        return count, None
+    there = file.valid // ID_BYTES - stored.segment.token_index(view.kv_format, token)
+    return (count, None) if there >= count else (max(0, there), "lost")
 
 
 def usable_prefix(view: SessionView, agreement: Agreement, prompt_tokens: int, kv_identity: str) -> Prefix:
@@ -90,7 +109,7 @@ def usable_prefix(view: SessionView, agreement: Agreement, prompt_tokens: int, k
         return Prefix(0, 0, "identity")
     kv_format = view.kv_format
     reusable = kv_format.round_down(min(agreement.common, prompt_tokens - 1))
-    end, unusable = _reachable(view)
+    end, unusable = view.reachable()
     cached = kv_format.round_down(min(reusable, end))
     kept = cut(view.stored, cached, kv_format)
     if len(kept) > SEGMENTS_MAX:
@@ -105,13 +124,9 @@ def usable_prefix(view: SessionView, agreement: Agreement, prompt_tokens: int, k
     return Prefix(reusable, cached, miss)
 
 
-def _reachable(view: SessionView) -> tuple[int, Miss | None]:
-    """Where the first segment begins that its node can't serve, and why."""
-    for stored in view.segments:
-        reason = view.files[stored.file].unusable
-        if reason:
-            return stored.segment.token_start, reason
-    return view.tokens, None
+def shortened(prefix: Prefix, pinned: Pinned) -> Prefix:
+    """The prefix without what its nodes turned out not to have."""
+    return prefix if pinned.end >= prefix.cached else Prefix(prefix.reusable, pinned.end, pinned.miss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +142,7 @@ def target(
     cached: Sequence[tuple[Segment, str]],
     *,
     held: Collection[str],
+    closed: Collection[str],
     taken_over: Sequence[str],
     kv_format: KvFormat,
     bytes_needed: int,
@@ -134,17 +150,21 @@ def target(
     """The file that goes on, or None for a new one.
 
     `cached` are the planned segments with their files. The tail file goes on if the cached range is all that
-    was ever sealed in it, nobody else holds its grant (`held`), and its node is there with room. Otherwise a
-    file of the same request's former plan (`taken_over`) is used from its beginning, if nothing was ever
-    sealed in it.
+    was ever sealed in it, nobody else holds its grant (`held`), its node is there with room, and nothing is
+    missing in it and its `.tokens` file, as far as control knows and its node just said (`closed`).
+    Otherwise a file of the same request's former plan (`taken_over`)
+    is used from its beginning, if nothing was ever sealed in it.
     """
+    by_path = {view.path: view for view in files.values()}
 
     def writable(file: str) -> bool:
         view = files.get(file)
         return (
             view is not None
             and file not in held
-            and view.unusable is None
+            and file not in closed
+            and view.whole
+            and by_path[tokens_path(view.path)].whole
             and all(column.free_bytes >= bytes_needed for column in view.columns)
         )
 

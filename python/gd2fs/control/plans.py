@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,8 +17,9 @@ from gd2fs.control.files import FileView
 from gd2fs.control.layouts import CAPABILITY_LIFE_S, layout
 from gd2fs.control.node_link import NodeLink
 from gd2fs.control.paths import session_directory, tokens_path
+from gd2fs.control.pins import Pinned, Pins
 from gd2fs.control.placement import place
-from gd2fs.control.plan_rules import Prefix, Target
+from gd2fs.control.plan_rules import Agreement, Prefix, Target
 from gd2fs.control.sessions import SessionView, StoredSegment
 from gd2fs.kv import ID_BYTES, Ids, KvFormat, Segment, as_ids, cut
 from gd2fs.signing import Keys, PlanToken
@@ -72,16 +73,47 @@ class Plan:
     cached: list[Segment]
     fresh: Fresh | None
     expires_at: int
+    best_effort: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A plan before it is written down: its id, what it reuses, and what the nodes said of that."""
+
+    plan: str
+    view: SessionView
+    body: requests.Plan
+    prefix: Prefix
+    digest: str
+    cached: list[Segment]
+    pinned: Pinned
+
+    @property
+    def closed(self) -> set[str]:
+        """Files that are not written on: something in them is missing, or their node did not answer."""
+        silent = self.pinned.silent
+        return self.pinned.shrunken | {
+            file
+            for file, view in self.view.files.items()
+            if any(column.node in silent for column in view.columns)
+        }
 
 
 class Planner:
     """Makes plans and ends them."""
 
     def __init__(
-        self, database: Database, link: NodeLink, keys: Keys, cluster: str, plan_ttl_s: int = PLAN_TTL_S
+        self,
+        database: Database,
+        link: NodeLink,
+        pins: Pins,
+        keys: Keys,
+        cluster: str,
+        plan_ttl_s: int = PLAN_TTL_S,
     ) -> None:
         self._database = database
         self._link = link
+        self._pins = pins
         self._keys = keys
         self._cluster = cluster
         if not 1 <= plan_ttl_s <= CAPABILITY_LIFE_S:
@@ -93,41 +125,72 @@ class Planner:
         """Plans one request. Raises NotFound, Invalid, Overloaded, Conflict (commits kept coming in
         between)."""
         ids = as_ids(body.token_ids)
+        plan = files.new_id()
         settled_by = time.monotonic() + COMMIT_WAIT_S
         for _ in range(_TRIES_MAX):
             view = self._load_settled(tenant, session, body.request_id, settled_by)
             # Outside any transaction: this may hash megabytes and read from a node.
             agreement = plan_rules.agree(view, ids, body.kv_identity, self._reader(view))
             prefix = plan_rules.usable_prefix(view, agreement, ids.size, body.kv_identity)
-            digest = agreement.digest_at(prefix.cached)
-            made = self._database.write(partial(self._record, view, body, prefix, digest))
+            draft = self._draft(plan, view, body, agreement, prefix)
+            try:
+                made = self._database.write(partial(self._record, draft))
+            except errors.Gd2fsError:
+                self._drop([plan], draft)
+                raise
             if made is not None:
-                return made
+                recorded, ended = made
+                self._drop(ended, draft)
+                return recorded
+        self._drop([plan], draft)
         raise errors.Conflict(f"session {session}: commits kept coming in between; plan again")
 
+    def _draft(
+        self, plan: str, view: SessionView, body: requests.Plan, agreement: Agreement, prefix: Prefix
+    ) -> _Draft:
+        """Pins what the plan reuses, and leaves out what is not there any more."""
+        cached = cut(view.stored, prefix.cached, view.kv_format)
+        pinned = self._pins.hold(plan, view, cached, self._plan_ttl_s)
+        prefix = plan_rules.shortened(prefix, pinned)
+        cached = cut(view.stored, prefix.cached, view.kv_format)
+        return _Draft(plan, view, body, prefix, agreement.digest_at(prefix.cached), cached, pinned)
+
+    def _drop(self, plans: Collection[str], draft: _Draft) -> None:
+        if draft.view.segments:
+            self._pins.drop(plans, [draft.view.files[stored.file] for stored in draft.view.segments])
+
     def token_ids(self, tenant: str, session: str) -> list[int]:
-        """All stored ids of a session, read from its `.tokens` files. Raises NotFound, Lost, Disconnected…"""
+        """The ids of a session whose KV cache is there, from its beginning on, read from its `.tokens` files.
+        Raises NotFound, Lost, Disconnected…"""
         view = self._load(tenant, session)
         read = self._reader(view)
-        return [
-            token
-            for stored in view.segments
-            for token in read(stored, stored.segment.token_start, stored.segment.token_length).tolist()
-        ]
+        end, _ = view.reachable()
+        tokens: list[int] = []
+        for segment, stored in zip(cut(view.stored, end, view.kv_format), view.segments, strict=False):
+            count, _ = plan_rules.readable_ids(view, stored, segment.token_start, segment.token_length)
+            tokens += read(stored, segment.token_start, count).tolist() if count else []
+            if count < segment.token_length:
+                break
+        return tokens
 
     def abort(self, token: PlanToken) -> bool:
         """Ends a plan; what it wrote beyond the seal is dropped with the next grant. Whether it was still
         live."""
 
-        def work(connection: Connection) -> bool:
+        def work(connection: Connection) -> tuple[bool, list[FileView]]:
             sessions.lock(connection, token.tenant, token.session)
+            now = self._database.now(connection)
+            read = sessions.read_files(connection, now, token.session)
             ended = connection.execute(
                 delete(t.plans).where(t.plans.c.plan == token.plan, t.plans.c.session == token.session)
             )
-            sessions.release_unused(connection, self._database.now(connection), token.session)
-            return ended.rowcount > 0
+            sessions.release_unused(connection, now, token.session)
+            return ended.rowcount > 0, read
 
-        return self._database.write(work)
+        ended, read = self._database.write(work)
+        if ended:
+            self._pins.drop([token.plan], read)
+        return ended
 
     def _load_settled(self, tenant: str, session: str, request_id: str, deadline: float) -> SessionView:
         """The session once no commit of another request is under way, or as it is at `deadline` (monotonic).
@@ -170,10 +233,10 @@ class Planner:
 
         return read
 
-    def _record(
-        self, view: SessionView, body: requests.Plan, prefix: Prefix, digest: str, connection: Connection
-    ) -> Plan | None:
-        """Writes the plan down; None if the session has moved on since `view` was read."""
+    def _record(self, draft: _Draft, connection: Connection) -> tuple[Plan, set[str]] | None:
+        """Writes the plan down; None if the session has moved on since it was read. Also says which plans
+        ended with it."""
+        view, body, prefix, cached = draft.view, draft.body, draft.prefix, draft.cached
         row = sessions.lock(connection, view.row["tenant"], view.session)
         if row["version"] != view.row["version"]:
             return None
@@ -190,13 +253,13 @@ class Planner:
             )
         kv_format = _format_of(view, body)
         prompt_tokens = len(body.token_ids)
-        cached = cut(view.stored, prefix.cached, view.kv_format)
         current = _with_grants(connection, view)
         bytes_needed = kv_format.bytes_of(prompt_tokens - prefix.cached)
         target = plan_rules.target(
             current,
             [(segment, stored.file) for segment, stored in zip(cached, view.segments, strict=False)],
             held={plan["file"] for plan in others},
+            closed=draft.closed,
             taken_over=[
                 plan["file"] for plan in former if plan["file"] and plan["kv_identity"] == body.kv_identity
             ],
@@ -206,10 +269,10 @@ class Planner:
         fresh = (
             _go_on(connection, view, current, target)
             if target
-            else self._new_file(connection, now, row, body.kv_identity, bytes_needed)
+            else self._new_file(connection, now, row, draft, bytes_needed)
         )
         made = Plan(
-            plan=files.new_id(),
+            plan=draft.plan,
             view=view,
             request_id=body.request_id,
             kv_identity=body.kv_identity,
@@ -220,8 +283,9 @@ class Planner:
             cached=cached,
             fresh=fresh,
             expires_at=int(now) + self._plan_ttl_s,
+            best_effort=draft.pinned.best_effort,
         )
-        _insert(connection, made, digest)
+        _insert(connection, made, draft.digest)
         if row["ttl_s"] is not None:
             # Renewed by use: a session must not end under a turn that it serves.
             renewed = max(now + row["ttl_s"], made.expires_at)
@@ -229,15 +293,16 @@ class Planner:
         if ended:
             connection.execute(delete(t.plans).where(t.plans.c.plan.in_(ended)))
             sessions.release_unused(connection, now, view.session)
-        return made
+        return made, ended
 
     def _new_file(
-        self, connection: Connection, now: float, row: RowMapping, kv_identity: str, bytes_needed: int
+        self, connection: Connection, now: float, row: RowMapping, draft: _Draft, bytes_needed: int
     ) -> Fresh | None:
         """A new pair of files on one node with room; None where there is no such node: then nothing is
         saved."""
         file = files.new_id()
-        on = place(file, nodes.candidates(connection, now), 1, bytes_needed)
+        living = [one for one in nodes.candidates(connection, now) if one.node not in draft.pinned.silent]
+        on = place(file, living, 1, bytes_needed)
         if not on:
             return None
         number = row["next_number"]
@@ -253,7 +318,7 @@ class Planner:
                 name,
                 file=id,
                 on=on,
-                kv_identity=kv_identity,
+                kv_identity=draft.body.kv_identity,
                 session=row["session"],
                 grant=1,
             )

@@ -17,6 +17,7 @@ Path = Annotated[str, Field(min_length=1, max_length=1024)]
 Identity = Annotated[str, Field(min_length=1, max_length=256)]
 Count = Annotated[int, Field(ge=0, le=I64_MAX)]
 U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
+FileId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Address = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[a-z]+://\S+$")]
 SignedText = Annotated[str, Field(min_length=1, max_length=60_000)]
 FileClass = Literal["cache", "durable"]
@@ -49,6 +50,7 @@ class Register(_Body):
     memory_bytes: Count
     incarnation_floor: U32 = 0
     config_hash: Annotated[str, Field(max_length=128)] = ""
+    has_log: bool = False
 
 
 class Heartbeat(_Body):
@@ -57,8 +59,49 @@ class Heartbeat(_Body):
     http: Annotated[str, Field(max_length=256)] = ""
     used_bytes: Count
     capacity_bytes: Count
+    evictable_bytes: Count = 0
     files: Count = 0
     stats: Stats = {}
+
+
+RANGES_MAX = 4096
+"""Columns of one report: a transaction of some ten milliseconds."""
+
+
+class Range(_Body):
+    """One column of a node: what it knows of it, and the first byte below its end that is missing."""
+
+    file: FileId
+    column: U32
+    epoch: U32
+    sealed: Count
+    length: Count
+    valid: Count | None
+
+    def valid_below(self, sealed: int) -> int | None:
+        """The valid prefix for who believes that the file is sealed up to `sealed`: beyond its own end the
+        node has nothing."""
+        end = max(self.length, self.sealed)
+        return end if self.valid is None and end < sealed else self.valid
+
+
+class Ranges(_Body):
+    incarnation: U32
+    items: Annotated[list[Range], Field(max_length=RANGES_MAX)]
+
+
+class Place(_Body):
+    """A column, as a place to go on from."""
+
+    file: FileId
+    column: U32
+
+
+class Fsck(_Body):
+    node: Name
+    repair: bool = False
+    after: Place | None = None
+    limit: Annotated[int, Field(ge=1, le=RANGES_MAX)] = 1024
 
 
 class Mkdir(_Body):

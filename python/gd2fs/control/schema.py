@@ -20,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 
 metadata = MetaData(
@@ -56,6 +57,8 @@ nodes = Table(
     Column("http", Text, nullable=False),
     Column("capacity_bytes", BigInteger, nullable=False),
     Column("used_bytes", BigInteger, nullable=False),
+    Column("evictable_bytes", BigInteger, nullable=False, server_default="0"),  # of used_bytes
+    Column("has_log", Boolean, nullable=False, server_default=false()),  # comes back with what it flushed
     Column("files", BigInteger, nullable=False),
     Column("stats", JSON, nullable=False),
     Column("config_hash", String(128), nullable=False),
@@ -116,7 +119,10 @@ file_columns = Table(
     Column("file", _ID, ForeignKey("files.file", ondelete="CASCADE"), primary_key=True),
     Column("ordinal", Integer, primary_key=True, autoincrement=False),
     Column("epoch", BigInteger, nullable=False),
-    Column("born", BigInteger, nullable=False),  # the node's incarnation when the column was placed
+    # The node's incarnation when the column was placed, or the last one that reported it after a restart.
+    Column("born", BigInteger, nullable=False),
+    # The first byte that is missing below what was written, as the node said; null: nothing is.
+    Column("valid", BigInteger),
     Column("node", String(64), ForeignKey("nodes.node"), nullable=False),
     Index(None, "node"),
 )

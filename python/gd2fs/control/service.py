@@ -13,10 +13,12 @@ from gd2fs.control import schema as t
 from gd2fs.control.commits import Committer
 from gd2fs.control.database import Clock, Database
 from gd2fs.control.files import new_id
+from gd2fs.control.fsck import Fsck
 from gd2fs.control.lengths import Lengths
 from gd2fs.control.metrics import Metrics
 from gd2fs.control.migrate import upgrade
 from gd2fs.control.node_link import NodeLink
+from gd2fs.control.pins import Pins
 from gd2fs.control.plans import PLAN_TTL_S, Planner
 from gd2fs.control.reclaim import Reclaimer
 from gd2fs.signing import Keys
@@ -47,9 +49,11 @@ class Service:
         self.link = link(self.cluster) if callable(link) else link
         self.advertise = list(advertise)
         self.lengths = Lengths(self.link)
-        self.planner = Planner(self.database, self.link, keys, self.cluster, plan_ttl_s)
-        self.committer = Committer(self.database, self.link, self.cluster)
+        self.pins = Pins(self.link)
+        self.planner = Planner(self.database, self.link, self.pins, keys, self.cluster, plan_ttl_s)
+        self.committer = Committer(self.database, self.link, self.pins, self.cluster)
         self.reclaimer = Reclaimer(self.database, self.link)
+        self.fsck = Fsck(self.database, self.link)
         self.metrics = Metrics()
 
     def read(self, work: Callable[[Connection, float], T]) -> T:
@@ -71,6 +75,7 @@ class Service:
     def close(self) -> None:
         self.reclaimer.close()
         self.lengths.close()
+        self.pins.close()
         self.link.close()
         self.database.close()
 

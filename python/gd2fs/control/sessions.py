@@ -11,7 +11,7 @@ from sqlalchemy import Connection, RowMapping, Select, bindparam, delete, func, 
 from gd2fs import errors
 from gd2fs.control import files, requests
 from gd2fs.control import schema as t
-from gd2fs.control.files import FileView
+from gd2fs.control.files import FileView, Unusable
 from gd2fs.control.paths import SESSIONS_ROOT, session_directory, tokens_path
 from gd2fs.kv import KvFormat, Segment, segment_to_json, tokens_of
 
@@ -50,6 +50,17 @@ class SessionView:
     def tokens(self) -> int:
         return tokens_of(self.stored)
 
+    def reachable(self) -> tuple[int, Unusable | None]:
+        """How many tokens from the beginning nodes can serve, whole granules, and why not more."""
+        for stored in self.segments:
+            kv = self.files[stored.file]
+            end, reason = stored.segment.token_start, kv.unusable
+            if reason is None and kv.valid is not None and kv.valid < stored.segment.kv_end:
+                end, reason = tokens_below(stored.segment, kv.valid, self.kv_format), "lost"
+            if reason:
+                return self.kv_format.round_down(end), reason
+        return self.tokens, None
+
     def tokens_file(self, kv_file: str) -> FileView:
         """The `.tokens` file beside a KV file."""
         wanted = tokens_path(self.files[kv_file].path)
@@ -58,6 +69,15 @@ class SessionView:
 
 def format_of(row: RowMapping) -> KvFormat:
     return KvFormat(row["format_name"], row["bytes_per_token"], row["granule"])
+
+
+def tokens_below(segment: Segment, valid: int, kv_format: KvFormat) -> int:
+    """Where the session ends (in tokens) if only the bytes below `valid` of the segment's file are there."""
+    if valid >= segment.kv_end:
+        return segment.token_end
+    if not kv_format.merges:
+        return segment.token_start  # its bytes are not in token order: all or nothing
+    return segment.token_start + max(0, valid - segment.kv_start) // kv_format.bytes_per_token
 
 
 def uri_of(cluster: str, path: str) -> str:
@@ -126,6 +146,13 @@ def files_of(connection: Connection, now: float, session: str) -> dict[str, File
     return {view.file: view for view in files.fetch(connection, now, _FILES, {"session": session})}
 
 
+def read_files(connection: Connection, now: float, session: str) -> list[FileView]:
+    """The files that the session's segments lie in: where its plans may have pinned something."""
+    by_id = files_of(connection, now, session)
+    used = connection.scalars(select(t.segments.c.file).where(t.segments.c.session == session).distinct())
+    return [by_id[file] for file in used]
+
+
 def load_segments(
     connection: Connection, session: str, cluster: str, by_id: dict[str, FileView]
 ) -> list[StoredSegment]:
@@ -165,6 +192,7 @@ def describe(connection: Connection, view: SessionView) -> dict[str, Any]:
         "ttl_s": row["ttl_s"],
         "version": row["version"],
         "tokens": row["tokens"],
+        "valid_tokens": view.reachable()[0],
         "bytes": row["bytes"],
         "stored_kv_cache": [segment_to_json(segment) for segment in view.stored],
         "control_rows": {

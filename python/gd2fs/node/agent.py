@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import random
 import signal
 import struct
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 from gd2fs.config import Listen, Loaded, bind, require_authentication
 from gd2fs.config.listen import bound
 from gd2fs.config.serving import Server, alone_in, announce
-from gd2fs.config.tree import DATA_PORT
+from gd2fs.config.tree import DATA_PORT, NodeConfig
 from gd2fs.node.link import ControlLink, ControlUnreachable, RegistrationLost
 from gd2fs.node.observe import create_app
 
@@ -25,6 +26,10 @@ log = logging.getLogger("gd2fs.node")
 HEARTBEAT_S = 2.0
 # A node that cannot reach control asks again at most this seldom, so that it is back soon after control is.
 BACKOFF_MAX_S = 10.0
+# Columns in one report: as many as control takes at once.
+RANGES_MAX = 4096
+# Reports of one heartbeat: what changed beyond them waits for the next one, since the lease does not wait.
+REPORTS_MAX = 4
 # The file in which the native node keeps its incarnation: magic, number, checksum.
 _INCARNATION_MAGIC = b"GD2FSINC"
 _INCARNATION = struct.Struct("<8sII")
@@ -37,6 +42,8 @@ class NativeNode(Protocol):
 
     def addresses(self) -> list[str]: ...
     def stats(self) -> str: ...
+    def report(self, limit: int) -> str: ...
+    def reported(self, sequence: int) -> None: ...
     def stop(self, grace_ms: int) -> None: ...
 
 
@@ -61,8 +68,8 @@ class Agent:
         """Serves until `stopping` is set (0) or control no longer knows this incarnation
         (EXIT_REGISTRATION_LOST).
 
-        Raises PermissionError if it would listen beyond loopback without keys, OSError if it cannot listen or
-        another node runs over its data directory,
+        Raises PermissionError if it would listen beyond loopback without keys, ValueError for a log file
+        without a size, OSError if it cannot listen or another node runs over its data directory,
         RegistrationRefused if control will not have it.
         """
         config = self._config
@@ -71,6 +78,7 @@ class Agent:
             Listen.parse(config.http_listen),
         ]
         require_authentication("the node", listens, self._cluster.keys, "set GD2FS_CLUSTER_KEYS")
+        _require_log_bytes(config)
         with (
             alone_in(Path(config.data_dir), "gd2fs node"),
             bind(Listen.parse(config.http_listen)) as listener,
@@ -92,8 +100,8 @@ class Agent:
         """Registers, however long control is away; False if told to stop before."""
         body = {
             "node": self._config.id,
-            "addresses": self._config.advertise,
             "http": self._http_url,
+            "has_log": bool(self._config.logs),
             "memory_bytes": self._config.memory_bytes,
             "incarnation_floor": incarnation_floor(Path(self._config.data_dir)),
             "config_hash": self._loaded.digest(),
@@ -119,28 +127,42 @@ class Agent:
 
     def _native_config(self) -> str:
         config = self._config
-        return json.dumps(
-            {
-                "cluster": self._cluster.id,
-                "node": config.id,
-                "incarnation": self._incarnation,
-                "keys": self._cluster.keys,
-                "listen": config.listen,
-                "memory_bytes": config.memory_bytes,
-                "data_dir": config.data_dir,
-                "connections_max": config.connections_max,
-                "shm": config.shm,
-                "io_threads": config.io_threads,
-                "memory_threads": config.memory_threads,
+        facts = {
+            "cluster": self._cluster.id,
+            "node": config.id,
+            "incarnation": self._incarnation,
+            "keys": self._cluster.keys,
+            "listen": config.listen,
+            "memory_bytes": config.memory_bytes,
+            "data_dir": config.data_dir,
+            "connections_max": config.connections_max,
+            "shm": config.shm,
+            "io_threads": config.io_threads,
+            "memory_threads": config.memory_threads,
+        }
+        if config.logs:
+            facts |= {
+                "logs": config.logs,
+                "log_bytes": config.log_bytes,
+                "log_engine": config.log_engine,
+                "flush_delay_ms": config.flush_delay_ms,
+                "dirty_bytes_max": config.dirty_bytes_max,
+                "flush_s": math.ceil(config.flush_s),
             }
-        )
+        return json.dumps(facts)
 
     async def _report(self, announce_path: str | None) -> int:
-        """Reports until the end. Cache files need no lease: the node serves on while control is away."""
+        """Reports until the end. Cache files need no lease: the node serves on while control is away.
+
+        Control plans nothing here before the first heartbeat, so what came back from the logs goes before it.
+        """
         failures = 0
         announced = False
         while not self.stopping.is_set():
             try:
+                await self._report_ranges(REPORTS_MAX if announced else None)
+                if self.stopping.is_set():
+                    break
                 await self._link.heartbeat(self._config.id, await asyncio.to_thread(self._heartbeat))
                 if failures:
                     log.warning("control answers again")
@@ -159,6 +181,26 @@ class Agent:
             await self._pause(failures)
         return 0
 
+    async def _report_ranges(self, reports_max: int | None) -> None:
+        """Tells control how far columns are valid: after the start of all, later of those that changed."""
+        native = self._native
+        unknown = reports = 0
+        while native is not None and reports != reports_max and not self.stopping.is_set():
+            report = json.loads(await asyncio.to_thread(native.report, RANGES_MAX))
+            if not report["items"]:
+                break
+            body = {"incarnation": self._incarnation, "items": report["items"]}
+            reply = await self._link.ranges(self._config.id, body)
+            await asyncio.to_thread(native.reported, report["sequence"])
+            unknown += len(reply["unknown"])
+            reports += 1
+        if unknown:
+            log.warning(
+                "control does not know %d of this node's columns; it frees those it has deleted, and"
+                " `gd2fs fsck` shows the others",
+                unknown,
+            )
+
     def _announce(self, path: str | None) -> None:
         addresses = self._addresses()
         announce(path, {"url": self._http_url, "node": self._config.id, "addresses": addresses})
@@ -166,12 +208,19 @@ class Agent:
 
     def _heartbeat(self) -> dict[str, Any]:
         stats = self.stats()
+        if stats.get("log_total"):
+            # Everything goes to the log in the end; memory only holds it sooner.
+            capacity, used = stats["log_total"], stats.get("log_live", 0) + stats.get("dirty_bytes", 0)
+        else:
+            capacity = stats.get("arena_capacity", self._config.memory_bytes)
+            used = stats.get("arena_used", 0)
         return {
             "incarnation": self._incarnation,
             "addresses": self._addresses(),
             "http": self._http_url,
-            "used_bytes": stats.get("arena_used", 0),
-            "capacity_bytes": stats.get("arena_capacity", self._config.memory_bytes),
+            "used_bytes": used,
+            "capacity_bytes": capacity,
+            "evictable_bytes": min(used, stats.get("evictable_bytes", 0)),
             "files": stats.get("files", 0),
             "stats": stats,
         }
@@ -216,7 +265,7 @@ class Agent:
 
     async def _drain(self) -> None:
         """Leaves the cluster first, so that nothing new is planned here, then lets requests under way
-        finish.
+        finish and everything reach the logs.
         """
         native = self._native
         if native is None:
@@ -227,6 +276,16 @@ class Agent:
             except ControlUnreachable as error:
                 log.warning("could not tell control that this node leaves: %s", error)
         await asyncio.to_thread(native.stop, int(self._config.drain_s * 1000))
+
+
+def _require_log_bytes(config: NodeConfig) -> None:
+    """Before the node registers, which ends the life of the one before it."""
+    absent = [path for path in config.logs if not Path(path).exists()]
+    if absent and not config.log_bytes:
+        raise ValueError(
+            f"node.log_bytes: {absent[0]} is not there; say how large the file is to be, for example"
+            " GD2FS_NODE_LOG_BYTES=100GiB"
+        )
 
 
 def incarnation_floor(data_dir: Path) -> int:

@@ -49,11 +49,15 @@ class ControlLink:
 
     async def heartbeat(self, node: str, body: dict[str, Any]) -> None:
         """Reports. Raises ControlUnreachable, RegistrationLost."""
-        response = await self._call("POST", f"{_path(node)}/heartbeat", body)
-        if response.status_code in (404, 409, 410):
-            raise RegistrationLost(_message(response))
-        if response.status_code >= 400:
-            raise ControlUnreachable(_message(response))
+        _refuse(await self._call("POST", f"{_path(node)}/heartbeat", body))
+
+    async def ranges(self, node: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Says how far columns are valid; the reply has "unknown", those control does not place here. Raises
+        ControlUnreachable, RegistrationLost."""
+        response = await self._call("POST", f"{_path(node)}/ranges", body)
+        _refuse(response)
+        reply: dict[str, Any] = response.json()
+        return reply
 
     async def leave(self, node: str) -> None:
         """Tells control that the node ends on purpose. Raises ControlUnreachable."""
@@ -73,6 +77,13 @@ class ControlLink:
                 return response
             reasons.append(f"{url}: {_message(response)}")
         raise ControlUnreachable("; ".join(reasons))
+
+
+def _refuse(response: httpx2.Response) -> None:
+    if response.status_code in (404, 409, 410):
+        raise RegistrationLost(_message(response))
+    if response.status_code >= 400:
+        raise ControlUnreachable(_message(response))
 
 
 def _path(node: str) -> str:

@@ -23,6 +23,14 @@ _RISING = frozenset(
         "connections_refused",
         "checksum_failures",
         "stale_refused",
+        "flushed_bytes",
+        "evicted_dram_bytes",
+        "evicted_log_bytes",
+        "hits_dram",
+        "hits_nvme",
+        "misses_lost",
+        "scrub_bytes",
+        "scrub_corrupt",
     ]
 )
 
@@ -61,7 +69,8 @@ def create_app(describe: Callable[[], Stats], stats: Callable[[], Stats], keys: 
 def prometheus_text(facts: Stats, stats: Stats) -> str:
     """The native counters as Prometheus text, all labelled with the node's name.
 
-    A number becomes a counter or a gauge, `errors` a counter by code, and a latency a histogram in seconds.
+    A number becomes a counter or a gauge, `errors` a counter by code, a latency a histogram, and milliseconds
+    become seconds, as Prometheus has them.
     """
     node = str(facts["node"]).replace("\\", "\\\\").replace('"', '\\"')
     lines: list[str] = []
@@ -75,6 +84,8 @@ def prometheus_text(facts: Stats, stats: Stats) -> str:
                 for code, count in value.items()
             )
         else:
+            if name.endswith("_ms"):
+                name, value = name.removesuffix("_ms") + "_seconds", value / 1000
             rising = name in _RISING
             full = f"gd2fs_node_{name}" + ("_total" if rising else "")
             lines.append(f"# TYPE {full} {'counter' if rising else 'gauge'}")

@@ -109,3 +109,39 @@ fn reclaim_moves_what_lives_while_it_is_read() {
         log.close().await;
     });
 }
+
+#[test]
+fn a_log_that_is_full_of_large_records_says_so_and_does_not_move_them_for_ever() {
+    // A record of 33 blocks leaves 29 of its segment's 64 unused: to move it and to free its segment gains nothing, and all
+    // but the segment's header speaks for a gain.
+    let disk = Disk::new(6, 256 << 10, 128 << 10);
+    run(async {
+        let (log, shelf, _) = disk.shelf(disk.device(None, None)).await;
+        for version in 1..=4 {
+            shelf.put(&log, &Content::whole(key(version), version, 128 << 10)).await.unwrap();
+        }
+        let full = shelf.put(&log, &Content::whole(key(5), 5, 128 << 10)).await;
+        assert!(matches!(full, Err(LogError::NoSpace { .. })), "{full:?}");
+        assert!(log.stats().checkpoints < 100, "{:?}", log.stats());
+        log.close().await;
+    });
+}
+
+#[test]
+fn without_an_owner_nobody_waits_for_room() {
+    let disk = Disk::new(8, 256 << 10, 64 << 10);
+    run(async {
+        let (log, shelf, _) = disk.shelf(disk.device(None, None)).await;
+        drop(shelf);
+        let mut version = 0;
+        let full = loop {
+            version += 1;
+            if let Err(error) = log.append(Content::whole(key(version), version, 28 << 10).snapshot()).await {
+                break error;
+            }
+            assert!(version < 100, "eight segments do not hold so much");
+        };
+        assert!(matches!(full, LogError::NoSpace { .. }), "{full}");
+        log.close().await;
+    });
+}

@@ -1,5 +1,6 @@
 //! A log on a device that forgets, fails and flips bits, against a model that does not.
 
+mod ahead;
 mod damage;
 mod foreign;
 mod full;

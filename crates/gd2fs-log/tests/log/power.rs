@@ -112,6 +112,9 @@ impl Model {
         self.completed.clear();
         self.busy.clear();
         self.version = recovered.version_max;
+        let chunks = recovered.chunks.iter().map(|entry| entry.version);
+        let found = chunks.chain(recovered.columns.iter().map(|entry| entry.version)).max().unwrap_or(0);
+        assert!(self.version >= found, "seed {seed}: version {found} was found and may be given again");
         let highest = |map: &HashMap<Key, u64>| map.values().copied().max().unwrap_or(0);
         assert!(
             excused || self.version >= highest(&self.acked).max(highest(&self.void)),

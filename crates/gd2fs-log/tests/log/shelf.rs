@@ -59,38 +59,16 @@ impl Shelf {
         Some(gone.version)
     }
 
-    /// Makes the change that a note stands for, then notes it.
+    /// Makes the change that a note stands for, then notes it; for a deletion both under the lock. That is all that the log
+    /// asks for: it must bear that a checkpoint comes between the other changes, their notes, and the releases.
     pub fn note(&self, log: &Log, note: Note) -> impl Future<Output = gd2fs_log::Result<()>> + Send + use<> {
-        self.apply(&note);
-        log.note(note)
-    }
-
-    fn apply(&self, note: &Note) {
-        let mut gone = Vec::new();
-        {
-            let mut state = self.state.lock();
-            match *note {
-                Note::Column { file, column, version, state: new } => {
-                    let entry = ColumnEntry { file, column, version, state: new };
-                    state.learn(entry);
-                }
-                Note::Forget { key, version } => {
-                    state.forgotten.insert(key, version);
-                    gone.extend(state.chunks.remove(&key));
-                }
-                Note::Delete { file, column, version } => {
-                    state.deleted.insert((file, column), version);
-                    state.columns.remove(&(file, column));
-                    let whole = std::mem::take(&mut state.chunks).into_iter();
-                    let (dead, alive) = whole.partition(|(key, _)| (key.file, key.column) == (file, column));
-                    state.chunks = alive;
-                    gone.extend(BTreeMap::into_values(dead));
-                }
-            }
-        }
-        if let Some(log) = self.log.upgrade() {
-            gone.iter().for_each(|entry| log.release(entry.place));
-        }
+        let mut state = self.state.lock();
+        let gone = state.apply(&note);
+        let locked = matches!(note, Note::Delete { .. }).then_some(state);
+        let noted = log.note(note);
+        drop(locked);
+        gone.iter().for_each(|entry| log.release(entry.place));
+        noted
     }
 
     pub async fn read(&self, log: &Log, entry: &ChunkEntry) -> gd2fs_log::Result<Vec<u8>> {
@@ -104,6 +82,28 @@ impl Shelf {
 }
 
 impl State {
+    /// Gives what is gone by it, to be released.
+    pub fn apply(&mut self, note: &Note) -> Vec<ChunkEntry> {
+        match *note {
+            Note::Column { file, column, version, state } => {
+                self.learn(ColumnEntry { file, column, version, state });
+                Vec::new()
+            }
+            Note::Forget { key, version } => {
+                self.forgotten.insert(key, version);
+                self.chunks.remove(&key).into_iter().collect()
+            }
+            Note::Delete { file, column, version } => {
+                self.deleted.insert((file, column), version);
+                self.columns.remove(&(file, column));
+                let whole = std::mem::take(&mut self.chunks).into_iter();
+                let (dead, alive) = whole.partition(|(key, _)| (key.file, key.column) == (file, column));
+                self.chunks = alive;
+                BTreeMap::into_values(dead).collect()
+            }
+        }
+    }
+
     fn learn(&mut self, entry: ColumnEntry) {
         if self.deleted.get(&(entry.file, entry.column)).is_none_or(|deleted| entry.version > *deleted) {
             let known = self.columns.entry((entry.file, entry.column)).or_insert(entry);

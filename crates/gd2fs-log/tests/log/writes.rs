@@ -1,6 +1,8 @@
 //! A device that fails: writes are repeated once, a failed sync is the end, and reclaim spreads no damage.
 
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 
 use gd2fs_device::Kind;
 use gd2fs_device::fault::{Effect, Faults, Rule};
@@ -80,6 +82,39 @@ fn a_failed_sync_is_the_end_of_writing() {
             content.matches(&entry, &shelf.read(&log, &entry).await.unwrap()),
             "what is there can be read"
         );
+    });
+}
+
+#[test]
+fn a_sync_that_nobody_waits_for_any_more_fails_all_the_same() {
+    let disk = Disk::new(8, 256 << 10, 64 << 10);
+    run(async {
+        let faults = Faults::new(1);
+        let (log, shelf, _) = disk.shelf(disk.device(None, Some(faults.clone()))).await;
+        shelf.put(&log, &Content::whole(key(1), 1, 8 << 10)).await.unwrap();
+        faults.add(Rule::new(Effect::Error(EIO)).on(&[Kind::Sync]).times(1));
+        {
+            let mut begun = std::pin::pin!(log.sync());
+            std::future::poll_fn(|context| Poll::Ready(begun.as_mut().poll(context).is_ready())).await;
+        }
+        while log.failed().is_none() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(matches!(log.sync().await, Err(LogError::Failed(_))));
+    });
+}
+
+#[test]
+fn an_owner_that_panics_does_not_hold_up_the_log() {
+    let disk = Disk::new(8, 256 << 10, 64 << 10);
+    run(async {
+        let (log, shelf, _) = disk.shelf(disk.device(None, None)).await;
+        // The shelf expects nothing that it did not put.
+        log.append(Content::whole(key(1), 1, 8 << 10).snapshot()).await.expect("it is written");
+        shelf.put(&log, &Content::whole(key(2), 2, 8 << 10)).await.unwrap();
+        log.sync().await.unwrap();
+        assert_eq!(log.stats().live_records, 1, "nobody knows the other's place");
+        log.close().await;
     });
 }
 

@@ -162,9 +162,9 @@ impl Client {
     }
 
     /// What the node has stored, of all that was asked for.
-    fn stored(&self) -> Vec<u8> {
+    async fn stored(&self) -> Vec<u8> {
         let column = self.shared.store.get(file(), 0).unwrap();
-        let view = column.read(1, 0, BYTES as u32, true).unwrap();
+        let view = column.read(1, 0, BYTES as u32, true).await.unwrap();
         assert_eq!(view.sums, piece_sums(0, view.bytes()));
         view.bytes().to_vec()
     }
@@ -189,7 +189,7 @@ fn bytes_cross_by_moves_of_many_polls() {
         client.fill(1, &pattern(1));
         let answer = client.one_sided(Opcode::Write, 1, piece_sums(0, &pattern(1))).await;
         assert_eq!((answer.header.code(), answer.header.length), (Code::Ok, BYTES as u32));
-        assert!(client.stored() == pattern(1));
+        assert!(client.stored().await == pattern(1));
         let answer = client.one_sided(Opcode::Read, 2, vec![]).await;
         assert_eq!((answer.header.code(), answer.header.length), (Code::Ok, BYTES as u32));
         assert_eq!(answer.sums, piece_sums(0, &pattern(1)));
@@ -235,7 +235,7 @@ fn a_move_that_its_deadline_cuts_off_is_over_before_the_answer_is_sent() {
             client.memory.stall_at(None);
             tokio::time::sleep(Duration::from_millis(20)).await;
             assert!(client.region(2) == before);
-            assert!(client.stored() == pattern(1), "{opcode:?}: half a write was published");
+            assert!(client.stored().await == pattern(1), "{opcode:?}: half a write was published");
             client.ends_with_all_memory_free().await;
         });
     }

@@ -96,7 +96,7 @@ fn a_thread_that_hangs_does_not_hold_up_a_stop_nor_lose_its_memory() {
     let (locked, is_locked) = std::sync::mpsc::channel();
     let (release, released) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        let ticket = column.begin_write(1, 0, 5000, 1).unwrap();
+        let ticket = now(column.begin_write(1, 0, 5000, 1)).unwrap();
         scope.spawn(move || {
             // Whoever is asked here holds the column's lock: to the node's thread, a system call that does not come back.
             let hang = || {
@@ -104,7 +104,7 @@ fn a_thread_that_hangs_does_not_hold_up_a_stop_nor_lose_its_memory() {
                 released.recv().is_err()
             };
             // SAFETY: nobody writes into the target.
-            assert!(unsafe { ticket.publish(&[0], None, hang) }.is_err());
+            assert!(now(unsafe { ticket.publish(&[0], None, hang) }).is_err());
         });
         is_locked.recv().unwrap();
         let frame = peer.read_frame(handle, 0, 1000);
@@ -123,7 +123,7 @@ fn a_thread_that_hangs_does_not_hold_up_a_stop_nor_lose_its_memory() {
         drop(release);
         drop(directory);
     });
-    let view = column.read(1, 0, 1000, true).unwrap();
+    let view = now(column.read(1, 0, 1000, true)).unwrap();
     assert_eq!(view.bytes(), pattern(1000, 1));
 }
 

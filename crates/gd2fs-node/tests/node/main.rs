@@ -9,8 +9,10 @@ mod lifecycle;
 mod local;
 mod mutated;
 mod peer;
+mod tiers;
 mod vectors;
 
+use std::task::{Context, Poll, Waker};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use gd2fs_node::{Config, Node, StartError};
@@ -45,6 +47,12 @@ impl Bench {
             listen: vec!["tcp://127.0.0.1:0".into()],
             memory_bytes: 256 << 20,
             data_dir: directory.path().into(),
+            logs: vec![],
+            log_bytes: 0,
+            log_engine: "auto".into(),
+            flush_delay_ms: 3_600_000,
+            dirty_bytes_max: 0,
+            flush_s: 20,
             connections_max: 64,
             shm: "auto".into(),
             io_threads: 0,
@@ -118,4 +126,12 @@ pub fn capability() -> Capability {
 
 pub fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|i| (i as u8).wrapping_mul(37).wrapping_add((i >> 8) as u8) ^ seed).collect()
+}
+
+/// Without a log nothing in the store waits for anything.
+pub fn now<T>(operation: impl Future<Output = T>) -> T {
+    match std::pin::pin!(operation).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => panic!("it waits"),
+    }
 }

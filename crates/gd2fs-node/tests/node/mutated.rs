@@ -49,6 +49,7 @@ enum Step {
     Map { region: u32, length: u64, beside: Beside },
     Unmap { region: u32 },
     Close { handle: u32 },
+    Asked { opcode: Opcode, handle: u32, json: String },
     Ping,
     Control { opcode: Opcode, json: String },
 }
@@ -125,9 +126,20 @@ fn step() -> impl Strategy<Value = Step> {
     let json = prop_oneof![
         Just(r#"{"items": []}"#.to_owned()),
         Just(format!(r#"{{"items": [{{"file": "{FILE}", "column": 0}}]}}"#)),
+        Just(format!(
+            r#"{{"items": [{{"pin": "{FILE}", "file": "{FILE}", "column": 0, "epoch": 1, "start": 0, "end": 9, "ttl_ms": 5}}]}}"#
+        )),
+        Just(r#"{"after": null, "limit": 9}"#.to_owned()),
+        any::<bool>().prop_map(|start| format!(r#"{{"start": {start}}}"#)),
         "[ -~]{0,60}",
     ];
-    let control = prop_oneof![Just(Opcode::Seal), Just(Opcode::Delete), Just(Opcode::Stat)];
+    let control: Vec<Opcode> = Opcode::ALL.iter().copied().filter(|opcode| opcode.is_control()).collect();
+    let control = proptest::sample::select(control);
+    let asked = prop_oneof![Just(Opcode::Flush), Just(Opcode::Warm), Just(Opcode::Where)];
+    let span = prop_oneof![
+        4 => (offset(), offset()).prop_map(|(start, end)| format!(r#"{{"start": {start}, "end": {end}}}"#)),
+        1 => "[ -~]{0,60}",
+    ];
     prop_oneof![
         2 => (0u32..3, any::<bool>()).prop_map(|(column, rights)| Step::Open { column, rights }),
         3 => (0u32..4, offset(), 0u32..70_000)
@@ -139,6 +151,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(region, length, beside)| Step::Map { region, length, beside }),
         1 => (0u32..3).prop_map(|region| Step::Unmap { region }),
         1 => (0u32..4).prop_map(|handle| Step::Close { handle }),
+        2 => (asked, 0u32..4, span).prop_map(|(opcode, handle, json)| Step::Asked { opcode, handle, json }),
         1 => Just(Step::Ping),
         1 => (control, json).prop_map(|(opcode, json)| Step::Control { opcode, json }),
     ]
@@ -204,6 +217,10 @@ fn encode(step: &Step, request: u64) -> Vec<u8> {
         }
         Step::Close { handle } => {
             Peer::bytes(Frame::new(Header { handle: *handle, ..header(Opcode::Close) }), &[])
+        }
+        Step::Asked { opcode, handle, json } => {
+            let header = Header { handle: *handle, ..header(*opcode) };
+            Peer::bytes(Frame { header, ext: json.clone().into_bytes(), sums: vec![] }, &[])
         }
         Step::Ping => Peer::bytes(Frame::new(header(Opcode::Ping)), &[]),
         Step::Control { opcode, json } => {

@@ -223,8 +223,19 @@ impl Peer {
         self.ask(Frame::new(header), &[])
     }
 
+    /// A request about an open column with a message (FLUSH has none).
+    pub fn ask_of(&mut self, opcode: Opcode, handle: u32, message: &serde_json::Value) -> Answer {
+        let header = Header { handle, epoch: 1, ..self.header(opcode) };
+        let ext = if message.is_null() { vec![] } else { serde_json::to_vec(message).unwrap() };
+        self.ask(Frame { header, ext, sums: vec![] }, &[])
+    }
+
     pub fn control(&mut self, opcode: Opcode, items: serde_json::Value) -> Answer {
-        let payload = serde_json::to_vec(&serde_json::json!({ "items": items })).unwrap();
+        self.control_payload(opcode, &serde_json::json!({ "items": items }))
+    }
+
+    pub fn control_payload(&mut self, opcode: Opcode, payload: &serde_json::Value) -> Answer {
+        let payload = serde_json::to_vec(payload).unwrap();
         let header = Header { length: payload.len() as u32, ..self.header(opcode) };
         self.ask(Frame::new(header), &payload)
     }

@@ -6,14 +6,14 @@ fn a_higher_grant_drops_what_was_not_sealed() {
     let column = bench.open(1);
     write(&column, 1, 0, &pattern(UNIT as usize, 1)).unwrap();
     write(&column, 1, u64::from(UNIT), &pattern(1000, 2)).unwrap();
-    assert_eq!(bench.store.seal(&seal(1, 50_000)).unwrap(), 50_000);
-    let (_, opened) = bench.store.open(&capability(2, 1, 1), 0).unwrap();
+    assert_eq!(now(bench.store.seal(&seal(1, 50_000))).unwrap(), 50_000);
+    let (_, opened) = now(bench.store.open(&capability(2, 1, 1), 0)).unwrap();
     assert_eq!((opened.length, opened.sealed, opened.grant), (50_000, 50_000, 2));
     assert_eq!(read(&column, 0, UNIT).unwrap(), pattern(UNIT as usize, 1)[..50_000]);
     assert_eq!(code(write(&column, 1, 60_000, b"x")), Code::StaleWriter);
     assert_eq!(code(write(&column, 0, 60_000, b"x")), Code::StaleWriter);
-    assert_eq!(code(bench.store.open(&capability(1, 1, 1), 0)), Code::StaleWriter);
-    assert_eq!(code(bench.store.open(&capability(0, 1, 1), 0)), Code::StaleWriter);
+    assert_eq!(code(now(bench.store.open(&capability(1, 1, 1), 0))), Code::StaleWriter);
+    assert_eq!(code(now(bench.store.open(&capability(0, 1, 1), 0))), Code::StaleWriter);
     write(&column, 2, 50_000, &pattern(10, 3)).unwrap();
     assert_eq!(read(&column, 49_999, 11).unwrap()[1..], pattern(10, 3));
 }
@@ -24,9 +24,9 @@ fn readers_never_change_a_grant() {
     let column = bench.open(1);
     write(&column, 1, 0, b"abc").unwrap();
     let reader = Capability { rights: vec![Right::Read], ..capability(9, 1, 1) };
-    assert_eq!(bench.store.open(&reader, 0).unwrap().1.grant, 1);
+    assert_eq!(now(bench.store.open(&reader, 0)).unwrap().1.grant, 1);
     let old_reader = Capability { rights: vec![Right::Read], ..capability(0, 1, 1) };
-    bench.store.open(&old_reader, 0).unwrap();
+    now(bench.store.open(&old_reader, 0)).unwrap();
     assert_eq!(read(&column, 0, 3).unwrap(), b"abc");
 }
 
@@ -34,7 +34,7 @@ fn readers_never_change_a_grant() {
 fn a_takeover_while_a_write_is_received_wins() {
     let bench = Bench::new(64 << 20);
     let column = bench.open(1);
-    let late = column.begin_write(1, 1, 0, 1000).unwrap();
+    let late = now(column.begin_write(1, 1, 0, 1000)).unwrap();
     fill(&late, &pattern(500, 1).repeat(2));
     bench.open(2);
     write(&column, 2, 0, &pattern(1000, 2)).unwrap();
@@ -48,7 +48,7 @@ fn a_takeover_while_a_write_is_received_wins() {
 fn a_fenced_connection_publishes_nothing() {
     let bench = Bench::new(64 << 20);
     let column = bench.open(0);
-    let late = column.begin_write(1, 0, 0, 100).unwrap();
+    let late = now(column.begin_write(1, 0, 0, 100)).unwrap();
     fill(&late, &pattern(100, 1));
     // SAFETY: filled.
     assert_eq!(code(unsafe { publish(late, None, || true) }), Code::StaleWriter);
@@ -61,17 +61,17 @@ fn seals() {
     let bench = Bench::new(64 << 20);
     let column = bench.open(1);
     write(&column, 1, 0, &pattern(1000, 1)).unwrap();
-    let late = column.begin_write(1, 1, 900, 200).unwrap();
-    assert_eq!(code(bench.store.seal(&seal(1, 1001))), Code::Hole);
-    assert_eq!(code(bench.store.seal(&seal(0, 1000))), Code::StaleWriter);
-    assert_eq!(code(bench.store.seal(&seal(2, 1000))), Code::StaleWriter);
-    assert_eq!(bench.store.seal(&seal(1, 1000)).unwrap(), 1000);
-    assert_eq!(bench.store.seal(&seal(1, 10)).unwrap(), 1000, "a seal never sinks");
-    assert_eq!(bench.store.seal(&seal(1, 1000)).unwrap(), 1000);
+    let late = now(column.begin_write(1, 1, 900, 200)).unwrap();
+    assert_eq!(code(now(bench.store.seal(&seal(1, 1001)))), Code::Hole);
+    assert_eq!(code(now(bench.store.seal(&seal(0, 1000)))), Code::StaleWriter);
+    assert_eq!(code(now(bench.store.seal(&seal(2, 1000)))), Code::StaleWriter);
+    assert_eq!(now(bench.store.seal(&seal(1, 1000))).unwrap(), 1000);
+    assert_eq!(now(bench.store.seal(&seal(1, 10))).unwrap(), 1000, "a seal never sinks");
+    assert_eq!(now(bench.store.seal(&seal(1, 1000))).unwrap(), 1000);
     fill(&late, &pattern(200, 9));
     // SAFETY: filled.
     assert_eq!(code(unsafe { publish(late, None, || false) }), Code::Sealed);
-    assert_eq!(code(column.begin_write(1, 1, 999, 10)), Code::Sealed);
+    assert_eq!(code(now(column.begin_write(1, 1, 999, 10))), Code::Sealed);
     write(&column, 1, 1000, b"more").unwrap();
     assert_eq!(read(&column, 0, 1004).unwrap(), [pattern(1000, 1), b"more".to_vec()].concat());
 }
@@ -81,9 +81,9 @@ fn a_damaged_run_under_the_seal_stops_a_takeover_and_changes_nothing() {
     let bench = Bench::new(64 << 20);
     let column = bench.open(1);
     write(&column, 1, 0, &pattern(1000, 1)).unwrap();
-    bench.store.seal(&seal(1, 500)).unwrap();
+    now(bench.store.seal(&seal(1, 500))).unwrap();
     column.flip_bit(700);
-    assert_eq!(code(bench.store.open(&capability(2, 1, 1), 0)), Code::Corrupt);
+    assert_eq!(code(now(bench.store.open(&capability(2, 1, 1), 0))), Code::Corrupt);
     assert_eq!((column.stat().grant, column.stat().length), (1, 1000));
 }
 
@@ -92,15 +92,15 @@ fn layouts_of_another_epoch_are_refused() {
     let bench = Bench::new(64 << 20);
     let column = bench.open(0);
     write(&column, 0, 0, b"abc").unwrap();
-    let late = column.begin_write(1, 0, 3, 3).unwrap();
+    let late = now(column.begin_write(1, 0, 3, 3)).unwrap();
     fill(&late, b"def");
-    bench.store.open(&capability(0, 4, 1), 0).unwrap();
+    now(bench.store.open(&capability(0, 4, 1), 0)).unwrap();
     // SAFETY: filled.
     assert_eq!(code(unsafe { publish(late, None, || false) }), Code::StaleLayout);
-    assert_eq!(code(column.read(1, 0, 3, true)), Code::StaleLayout);
-    assert_eq!(code(bench.store.open(&capability(0, 3, 1), 0)), Code::StaleLayout);
-    assert_eq!(column.read(4, 0, 9, true).unwrap().bytes(), b"abc", "bytes stay");
-    assert_eq!(code(bench.store.open(&capability(0, 5, 2), 0)), Code::StaleIncarnation);
+    assert_eq!(code(now(column.read(1, 0, 3, true))), Code::StaleLayout);
+    assert_eq!(code(now(bench.store.open(&capability(0, 3, 1), 0))), Code::StaleLayout);
+    assert_eq!(now(column.read(4, 0, 9, true)).unwrap().bytes(), b"abc", "bytes stay");
+    assert_eq!(code(now(bench.store.open(&capability(0, 5, 2), 0))), Code::StaleIncarnation);
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn one_history(seed: u64, granted: bool) {
     let bench = Bench::new(256 << 20);
     let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let mut grant = u64::from(granted);
-    let column = bench.store.open(&big(grant), 0).unwrap().0;
+    let column = now(bench.store.open(&big(grant), 0)).unwrap().0;
     let total = 2 * BIG as usize;
     let (mut bytes, mut valid) = (vec![0u8; total], vec![false; total]);
     let mut sealed = 0usize;
@@ -66,7 +66,7 @@ fn one_history(seed: u64, granted: bool) {
             5..=7 => {
                 let top = valid.iter().rposition(|v| *v).map_or(0, |i| i + 1);
                 let stop = end.min(top.max(start));
-                match column.read(1, start as u64, (end - start) as u32, true) {
+                match now(column.read(1, start as u64, (end - start) as u32, true)) {
                     Ok(view) => {
                         assert!(view.bytes() == &bytes[start..stop], "seed {seed} step {step}: wrong bytes");
                         assert!(valid[start..stop].iter().all(|v| *v));
@@ -89,7 +89,7 @@ fn one_history(seed: u64, granted: bool) {
                 }
             }
             8 => {
-                if let Ok(ticket) = column.begin_write(1, grant, start as u64, (end - start) as u32) {
+                if let Ok(ticket) = now(column.begin_write(1, grant, start as u64, (end - start) as u32)) {
                     let data = pattern(end - start, random.below(256) as u8);
                     fill(&ticket, &data);
                     if tickets.len() < 5 {
@@ -121,14 +121,14 @@ fn one_history(seed: u64, granted: bool) {
             }
             10 if granted && random.below(4) == 0 => {
                 grant += 1;
-                bench.store.open(&big(grant), 0).unwrap();
+                now(bench.store.open(&big(grant), 0)).unwrap();
                 valid[sealed..].fill(false);
             }
             11 if random.below(6) == 0 => {
                 let upto = sealed + random.below(BIG as u64 / 4) as usize;
                 let item = SealItem { stripe_unit: BIG, ..super::seal(grant, upto as u64) };
                 let all = upto <= total && valid[sealed.min(upto)..upto].iter().all(|v| *v);
-                let got = bench.store.seal(&item);
+                let got = now(bench.store.seal(&item));
                 assert_eq!(got.is_ok(), all, "seed {seed} step {step} {got:?}");
                 if all {
                     sealed = sealed.max(upto);

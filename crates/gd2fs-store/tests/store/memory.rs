@@ -5,8 +5,8 @@ fn no_space_is_told_at_the_reservation() {
     let bench = Bench::new(2 * UNIT as usize);
     let column = bench.open(0);
     write(&column, 0, 0, &pattern(UNIT as usize, 1)).unwrap();
-    let waiting = column.begin_write(1, 0, u64::from(UNIT), UNIT).unwrap();
-    assert_eq!(code(column.begin_write(1, 0, 2 * u64::from(UNIT), 1)), Code::NoSpace);
+    let waiting = now(column.begin_write(1, 0, u64::from(UNIT), UNIT)).unwrap();
+    assert_eq!(code(now(column.begin_write(1, 0, 2 * u64::from(UNIT), 1))), Code::NoSpace);
     drop(waiting);
     assert_eq!(bench.store.arena().used(), UNIT as usize, "an abandoned reservation leaves nothing behind");
     write(&column, 0, 2 * u64::from(UNIT), b"x").unwrap();
@@ -34,7 +34,7 @@ fn writers_of_one_chunk_share_its_frame() {
     let quarter = UNIT / 4;
     let tickets: Vec<_> = (0..4)
         .rev()
-        .map(|i| (i, column.begin_write(1, 0, u64::from(i * quarter), quarter).unwrap()))
+        .map(|i| (i, now(column.begin_write(1, 0, u64::from(i * quarter), quarter)).unwrap()))
         .collect();
     assert_eq!(bench.store.arena().used(), UNIT as usize);
     for (i, ticket) in tickets {

@@ -27,7 +27,7 @@ fn a_small_overwrite_moves_only_its_own_bytes_unless_somebody_reads() {
     let column = bench.open(0);
     let mut expected = pattern(UNIT as usize, 1);
     write(&column, 0, 0, &expected).unwrap();
-    let address = || column.read(1, 0, 1, true).unwrap().bytes().as_ptr();
+    let address = || now(column.read(1, 0, 1, true)).unwrap().bytes().as_ptr();
     let first = address();
     let mut overwrite = |start: usize, seed: u8| {
         let bytes = pattern(5000, seed);
@@ -38,7 +38,7 @@ fn a_small_overwrite_moves_only_its_own_bytes_unless_somebody_reads() {
     overwrite(30_000, 2);
     assert_eq!(address(), first, "the rest of the chunk was not copied");
 
-    let view = column.read(1, 0, UNIT, true).unwrap();
+    let view = now(column.read(1, 0, UNIT, true)).unwrap();
     let seen = view.bytes().to_vec();
     overwrite(31_000, 3);
     assert!(view.bytes() == seen, "bytes changed under a reader");
@@ -46,7 +46,7 @@ fn a_small_overwrite_moves_only_its_own_bytes_unless_somebody_reads() {
     drop(view);
 
     let second = address();
-    let held = column.begin_write(1, 0, u64::from(UNIT), 10).unwrap();
+    let held = now(column.begin_write(1, 0, u64::from(UNIT), 10)).unwrap();
     overwrite(60_000, 4);
     assert_eq!(address(), second, "a write to another chunk holds nothing of this one");
     drop(held);
@@ -59,10 +59,10 @@ fn a_small_overwrite_moves_only_its_own_bytes_unless_somebody_reads() {
 fn requests_that_no_chunk_holds_are_refused() {
     let bench = Bench::new(64 << 20);
     let column = bench.open(0);
-    assert_eq!(code(column.read(1, u64::from(UNIT) - 1, 2, true)), Code::BadRequest);
-    assert_eq!(code(column.begin_write(1, 0, u64::from(UNIT) - 1, 2)), Code::BadRequest);
-    assert_eq!(code(column.begin_write(1, 0, 0, 0)), Code::BadRequest);
-    assert_eq!(code(column.read(1, u64::MAX - 4, 5, true)), Code::BadRequest);
+    assert_eq!(code(now(column.read(1, u64::from(UNIT) - 1, 2, true))), Code::BadRequest);
+    assert_eq!(code(now(column.begin_write(1, 0, u64::from(UNIT) - 1, 2))), Code::BadRequest);
+    assert_eq!(code(now(column.begin_write(1, 0, 0, 0))), Code::BadRequest);
+    assert_eq!(code(now(column.read(1, u64::MAX - 4, 5, true))), Code::BadRequest);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn a_payload_that_arrives_damaged_changes_nothing() {
     let column = bench.open(0);
     write(&column, 0, 0, &pattern(100, 1)).unwrap();
     for offset in [0, 100] {
-        let ticket = column.begin_write(1, 0, offset, 100).unwrap();
+        let ticket = now(column.begin_write(1, 0, offset, 100)).unwrap();
         fill(&ticket, &pattern(100, 2));
         let mut sums = sums::piece_sums(offset, &pattern(100, 2));
         sums[0] ^= 1;
@@ -104,8 +104,8 @@ fn a_view_keeps_its_bytes_whatever_happens_to_the_file() {
     let bench = Bench::new(64 << 20);
     let column = bench.open(0);
     write(&column, 0, 0, &pattern(1000, 1)).unwrap();
-    bench.store.seal(&seal(0, 400)).unwrap();
-    let view = column.read(1, 0, 1000, true).unwrap();
+    now(bench.store.seal(&seal(0, 400))).unwrap();
+    let view = now(column.read(1, 0, 1000, true)).unwrap();
     write(&column, 0, 500, &pattern(300, 2)).unwrap();
     bench.open(2);
     assert_eq!(column.stat().length, 400);
@@ -120,8 +120,8 @@ fn a_view_survives_a_truncation_in_its_own_frame() {
     let bench = Bench::new(64 << 20);
     let column = bench.open(1);
     write(&column, 1, 0, &pattern(1000, 1)).unwrap();
-    bench.store.seal(&seal(1, 400)).unwrap();
-    let view = column.read(1, 0, 1000, true).unwrap();
+    now(bench.store.seal(&seal(1, 400))).unwrap();
+    let view = now(column.read(1, 0, 1000, true)).unwrap();
     bench.open(2);
     write(&column, 2, 400, &pattern(600, 3)).unwrap();
     assert_eq!(view.bytes(), pattern(1000, 1));
@@ -136,8 +136,8 @@ fn a_late_writer_into_a_former_frame_does_not_disturb_its_readers() {
     let bench = Bench::new(64 << 20);
     let column = bench.open(0);
     write(&column, 0, 0, &pattern(100, 1)).unwrap();
-    let view = column.read(1, 0, 100, true).unwrap();
-    let late = column.begin_write(1, 0, 200, 100).unwrap();
+    let view = now(column.read(1, 0, 100, true)).unwrap();
+    let late = now(column.begin_write(1, 0, 200, 100)).unwrap();
     // The overwrite moves the chunk to another frame; the view and the late writer stay in the former one.
     write(&column, 0, 0, &pattern(50, 2)).unwrap();
     write(&column, 0, 200, &pattern(100, 3)).unwrap();
@@ -163,7 +163,7 @@ proptest! {
         let mut waiting = Vec::new();
         for (offset, length, seed, fate) in steps {
             let length = length.min(UNIT - offset);
-            let ticket = column.begin_write(1, 0, u64::from(offset), length).unwrap();
+            let ticket = now(column.begin_write(1, 0, u64::from(offset), length)).unwrap();
             let bytes = pattern(length as usize, seed);
             fill(&ticket, &bytes);
             match fate {
@@ -205,7 +205,7 @@ fn publish(model: &mut [Option<u8>], ticket: gd2fs_store::WriteTicket, offset: u
 fn a_range_that_is_being_received_is_given_to_nobody_else() {
     let bench = Bench::new(64 << 20);
     let column = bench.open(0);
-    let begin = |offset, length| column.begin_write(1, 0, offset, length).unwrap();
+    let begin = |offset, length| now(column.begin_write(1, 0, offset, length)).unwrap();
     let publish = |ticket: gd2fs_store::WriteTicket, offset, bytes: &[u8]| {
         // SAFETY: nothing is received any more.
         unsafe { super::publish(ticket, Some(&sums::piece_sums(offset, bytes)), || false) }.unwrap();

@@ -70,7 +70,7 @@ fn small_overwrites_are_seen_whole_and_never_under_a_view() {
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     assert!(is_whole(&read(column, place, 4096).unwrap()));
-                    let view = column.read(1, place, 4096, true).unwrap();
+                    let view = now(column.read(1, place, 4096, true)).unwrap();
                     let before = view.bytes().to_vec();
                     thread::yield_now();
                     assert!(view.bytes() == before, "bytes changed under a reader");
@@ -89,7 +89,7 @@ fn takeovers_beside_writers_and_readers() {
     let bench = Bench::new(64 << 20);
     let first = bench.open(1);
     write(&first, 1, 0, &[0; 777]).unwrap();
-    bench.store.seal(&seal(1, 777)).unwrap();
+    now(bench.store.seal(&seal(1, 777))).unwrap();
     let current = AtomicU64::new(1);
     thread::scope(|scope| {
         for worker in 0..3u64 {
@@ -98,7 +98,7 @@ fn takeovers_beside_writers_and_readers() {
                 for round in 0..200u64 {
                     let grant = if round % 8 == worker {
                         let grant = current.fetch_add(1, Ordering::SeqCst) + 1;
-                        match bench.store.open(&capability(grant, 1, 1), 0) {
+                        match now(bench.store.open(&capability(grant, 1, 1), 0)) {
                             Ok(_) => grant,
                             Err(failure) => {
                                 assert_eq!(failure.code, Code::StaleWriter);
@@ -123,7 +123,7 @@ fn takeovers_beside_writers_and_readers() {
             });
         }
     });
-    let (_, opened) = bench.store.open(&capability(1 << 32, 1, 1), 0).unwrap();
+    let (_, opened) = now(bench.store.open(&capability(1 << 32, 1, 1), 0)).unwrap();
     assert_eq!((opened.length, opened.sealed), (777, 777));
 }
 

@@ -1,0 +1,223 @@
+//! What a node is asked beyond reads and writes: where bytes are, that they stay, and which there are.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gd2fs_wire::capability::{format_file_id, parse_file_id};
+use gd2fs_wire::messages::{
+    ColumnName, EXTENTS_MAX, ITEMS_MAX, List, ListItem, Listing, PIN_TTL_MS_MAX, PinItem, PinReply, Report,
+    ReportItem, Scrub, ScrubState, Tier, UnpinItem, UnpinReply, Whereabouts,
+};
+use gd2fs_wire::{Code, Failure};
+
+use crate::chunk::Chunk;
+use crate::column::{Column, bytes_of};
+use crate::columns::Slot;
+use crate::geometry::Place;
+use crate::pins::RANGES_MAX;
+use crate::store::Store;
+
+/// Chunks and runs that one WHERE looks at under the column's lock: about as long.
+const LOOKS_MAX: usize = 65_536;
+
+impl Column {
+    /// Where the bytes of `[start, end)` in this column are, from the start on as far as one answer goes.
+    pub fn whereabouts(&self, start: u64, end: u64) -> Result<Whereabouts, Failure> {
+        check_span(start, end)?;
+        let state = self.lock_alive()?;
+        // Up to here what is missing was there once.
+        let lost_end = if self.is_lost(&state) { u64::MAX } else { state.sealed.max(state.lost_end) };
+        let mut found = Whereabouts::default();
+        let mut looks = 0;
+        for Place { chunk: index, start, end } in self.geometry().chunks_between(start, end) {
+            let at = |inside| self.geometry().offset(index, inside);
+            if looks >= LOOKS_MAX {
+                found.next = Some(at(start));
+                return Ok(found);
+            }
+            looks += 1;
+            let mut upto = start;
+            let chunk = state.chunks.get(&index);
+            let tier = if chunk.is_some_and(Chunk::is_cold) { Tier::Nvme } else { Tier::Dram };
+            for (from, to) in chunk.into_iter().flat_map(|chunk| chunk.runs().valid_parts(start, end)) {
+                looks += 1;
+                if !absent(&mut found, at(upto), at(from), lost_end)
+                    || !extend(&mut found, at(from), at(to), tier)
+                {
+                    return Ok(found);
+                }
+                upto = to;
+            }
+            if !absent(&mut found, at(upto), at(end), lost_end) {
+                return Ok(found);
+            }
+        }
+        Ok(found)
+    }
+
+    fn list_item(&self) -> Option<ListItem> {
+        let state = self.lock_alive().ok()?;
+        Some(ListItem {
+            file: format_file_id(self.file()),
+            column: self.geometry().column,
+            epoch: state.epoch,
+            sealed: state.sealed,
+            grant: state.grant,
+            length: self.length(&state),
+            valid: self.valid(&state),
+            dram_bytes: bytes_of(&state.chunks),
+            nvme_bytes: state
+                .chunks
+                .values()
+                .filter_map(|chunk| chunk.record.as_ref())
+                .map(|r| u64::from(r.place.bytes))
+                .sum(),
+        })
+    }
+}
+
+impl Store {
+    /// Keeps a range from being evicted for a while.
+    pub fn pin(&self, item: &PinItem) -> PinReply {
+        let refuse = |failure: Failure| PinReply {
+            status: failure.code as u32,
+            // Whoever goes on all the same may count on nothing.
+            valid: Some(item.start),
+            message: failure.message,
+        };
+        let (pin, column) = match self.pinnable(item) {
+            Ok(found) => found,
+            Err(failure) => return refuse(failure),
+        };
+        let unit = u64::from(column.geometry().stripe_unit);
+        let chunks = item.start / unit..(item.end - 1) / unit + 1;
+        let now = Instant::now();
+        let until = now + Duration::from_millis(item.ttl_ms);
+        let name = (column.file(), column.geometry().column);
+        // Pinned before anybody looks: what is there then stays.
+        let pinned = self.shared.pins.pin(pin, name, chunks, until, now);
+        let valid = match column.lock_alive() {
+            Ok(state) => column.gap(&state, item.start, item.end),
+            Err(failure) => return refuse(failure),
+        };
+        if pinned {
+            return PinReply { status: Code::Ok as u32, valid, message: String::new() };
+        }
+        let message = format!("{RANGES_MAX} ranges are pinned on this node; UNPIN some, or go on without");
+        PinReply { status: Code::Overloaded as u32, valid, message }
+    }
+
+    fn pinnable(&self, item: &PinItem) -> Result<(u128, Arc<Column>), Failure> {
+        let pin = parse_pin(&item.pin)?;
+        let name = (parse_file_id(&item.file)?, item.column);
+        check_span(item.start, item.end)?;
+        if !(1..=PIN_TTL_MS_MAX).contains(&item.ttl_ms) {
+            let message = format!("ttl_ms {} is not in 1..{PIN_TTL_MS_MAX}", item.ttl_ms);
+            return Err(Failure::new(Code::BadRequest, message));
+        }
+        let column = match self.columns.lock(name).get(&name) {
+            Some(Slot::Live(column)) => column.clone(),
+            Some(Slot::Deleted) => {
+                return Err(Failure::new(Code::Deleted, format!("file {} was deleted", item.file)));
+            }
+            None => {
+                let message = format!("file {} column {} is not known here", item.file, item.column);
+                return Err(Failure::new(Code::NotFound, message));
+            }
+        };
+        let state = column.lock_alive()?;
+        column.check_epoch(&state, item.epoch)?;
+        drop(state);
+        Ok((pin, column))
+    }
+
+    /// Lets go all that is pinned under one id.
+    pub fn unpin(&self, item: &UnpinItem) -> Result<UnpinReply, Failure> {
+        let ranges = self.shared.pins.unpin(parse_pin(&item.pin)?, Instant::now());
+        Ok(UnpinReply { ranges })
+    }
+
+    /// A page of the columns that are not deleted, in the order of (file, column).
+    pub fn list(&self, ask: &List) -> Result<Listing, Failure> {
+        if !(1..=ITEMS_MAX).contains(&ask.limit) {
+            let message = format!("limit {} is not in 1..{ITEMS_MAX}", ask.limit);
+            return Err(Failure::new(Code::BadRequest, message));
+        }
+        let after =
+            ask.after.as_ref().map(|name| Ok((parse_file_id(&name.file)?, name.column))).transpose()?;
+        let mut names = self.columns.names_after(after, ask.limit + 1);
+        let more = names.len() > ask.limit;
+        names.truncate(ask.limit);
+        let last = names.last().filter(|_| more);
+        Ok(Listing {
+            next: last.map(|(file, column)| ColumnName { file: format_file_id(*file), column: *column }),
+            // What was deleted since its name was taken is left out.
+            items: names.iter().filter_map(|(file, column)| self.get(*file, *column)?.list_item()).collect(),
+        })
+    }
+
+    /// Begins a scrub of all columns if that is asked for and none runs; how far it is.
+    pub fn scrub(&self, ask: &Scrub) -> ScrubState {
+        if ask.start {
+            self.scrubber.start(|| self.columns.all());
+        }
+        self.scrubber.state()
+    }
+
+    /// At most `limit` columns whose valid prefix has changed since control last heard of them.
+    pub fn report(&self, limit: usize) -> Report {
+        let (sequence, names) = self.shared.changed.first(limit);
+        let items = names.iter().filter_map(|(file, column)| {
+            // Of what was deleted meanwhile control knows already.
+            let ListItem { file, column, valid, sealed, epoch, length, .. } =
+                self.get(*file, *column)?.list_item()?;
+            Some(ReportItem { file, column, valid, sealed, epoch, length })
+        });
+        Report { sequence, items: items.collect() }
+    }
+
+    /// Control has taken everything up to this report.
+    pub fn reported(&self, sequence: u64) {
+        self.shared.changed.told(sequence);
+    }
+}
+
+/// Adds a gap, of which the part below `lost_end` is lost.
+fn absent(found: &mut Whereabouts, start: u64, end: u64, lost_end: u64) -> bool {
+    let middle = lost_end.clamp(start, end);
+    extend(found, start, middle, Tier::Lost) && extend(found, middle, end, Tier::Hole)
+}
+
+/// Adds an extent that may be empty; false, with the place to go on: it does not fit any more.
+fn extend(found: &mut Whereabouts, start: u64, end: u64, tier: Tier) -> bool {
+    if start == end {
+        return true;
+    }
+    if let Some((_, upto, last)) = found.extents.last_mut()
+        && *upto == start
+        && *last == tier
+    {
+        *upto = end;
+        return true;
+    }
+    if found.extents.len() == EXTENTS_MAX {
+        found.next = Some(start);
+        return false;
+    }
+    found.extents.push((start, end, tier));
+    true
+}
+
+pub(crate) fn check_span(start: u64, end: u64) -> Result<(), Failure> {
+    if start >= end {
+        return Err(Failure::new(Code::BadRequest, format!("start {start} is not below end {end}")));
+    }
+    Ok(())
+}
+
+fn parse_pin(text: &str) -> Result<u128, Failure> {
+    (text.len() == 32)
+        .then(|| u128::from_str_radix(text, 16).ok())
+        .flatten()
+        .ok_or_else(|| Failure::new(Code::BadRequest, format!("pin {text:?} is not 32 hex digits")))
+}

@@ -1,0 +1,110 @@
+//! Writes dirty chunks to their log.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gd2fs_log::LogError;
+use tokio::task::JoinSet;
+
+use crate::dirty::Next;
+use crate::shared::Shared;
+use crate::tier::{Tier, failure_of};
+
+/// Enough for any disk, at the usual chunk of 4 MiB.
+const APPENDS_MAX: usize = 64;
+const APPEND_BYTES_MAX: usize = 256 << 20;
+/// After an append that failed, so that a broken disk is not asked without a pause.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What became of an append: bytes, and whether the next may follow at once.
+struct Ended {
+    bytes: usize,
+    well: bool,
+}
+
+/// Runs until the log is closed.
+pub(crate) async fn flush_behind(shared: Arc<Shared>, tier: Arc<Tier>) {
+    let mut appends: JoinSet<Ended> = JoinSet::new();
+    let mut bytes_in_flight = 0;
+    let mut pause = false;
+    loop {
+        let mut until = None;
+        while !pause && appends.len() < APPENDS_MAX && bytes_in_flight < APPEND_BYTES_MAX {
+            let delay = if shared.hurries() { Duration::ZERO } else { shared.flush_delay };
+            match tier.queue.next(delay) {
+                Next::Nothing => break,
+                Next::At(at) => {
+                    until = Some(at);
+                    break;
+                }
+                Next::Chunk((column, index)) => {
+                    let Some(column) = column.upgrade() else { continue };
+                    if let Some((bytes, version, append)) = column.begin_append(&tier, index) {
+                        bytes_in_flight += bytes;
+                        let (shared, tier) = (Arc::clone(&shared), Arc::clone(&tier));
+                        appends.spawn(async move {
+                            let begun = Instant::now();
+                            let result = append.await;
+                            shared.counters.flush_latency.record(begun.elapsed());
+                            let well = ended(&shared, &tier, bytes, result.as_ref().err()).await;
+                            if result.is_err() {
+                                column.not_appended(&tier, index, version);
+                            }
+                            Ended { bytes, well }
+                        });
+                    }
+                }
+            }
+        }
+        let timer = async {
+            match until {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None if pause => tokio::time::sleep(PAUSE).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            Some(joined) = appends.join_next() => match joined {
+                Ok(Ended { bytes, well }) => {
+                    bytes_in_flight -= bytes;
+                    pause = !well;
+                }
+                // A panic was reported by the panic's hook; its bytes count on, which is safe.
+                Err(_) => pause = true,
+            },
+            () = tier.queue.wake.notified(), if !pause => {}
+            () = timer => pause = false,
+        }
+        if tier.is_closed() && appends.is_empty() {
+            return;
+        }
+    }
+}
+
+/// Whether the log takes more.
+async fn ended(shared: &Shared, tier: &Arc<Tier>, bytes: usize, error: Option<&LogError>) -> bool {
+    let trouble = match error {
+        None | Some(LogError::Superseded) => {
+            // One of those that end is enough, and others need not wait for it.
+            if let Ok(_one) = tier.evicting.try_lock()
+                && let Some(surplus) = tier.surplus()
+                && let Err(failure) = shared.evict_log(tier, surplus).await
+            {
+                tracing::warn!("{}: {failure}", tier.path.display());
+            }
+            None
+        }
+        Some(full @ LogError::NoSpace { .. }) => match shared.evict_log(tier, bytes as u64).await {
+            Ok(freed) if freed > 0 => None,
+            Ok(_) => Some(failure_of(full)),
+            Err(failure) => Some(failure),
+        },
+        Some(other) => Some(failure_of(other)),
+    };
+    let well = trouble.is_none();
+    if let Some(failure) = &trouble {
+        tracing::warn!("{}: {failure}", tier.path.display());
+    }
+    *tier.trouble.lock() = trouble;
+    well
+}

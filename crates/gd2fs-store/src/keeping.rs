@@ -1,0 +1,300 @@
+//! How a column's changes reach the log.
+//!
+//! Bytes follow behind: a changed chunk waits in a queue, is written as a snapshot of all of it, and counts as clean when the
+//! newest snapshot is in the log. What a crash must not undo (a seal, a grant, bytes that replace or end others which the log
+//! has) is *owed*: [`Column::settle`] returns once it is durable, and whatever depends on it is answered only then.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use gd2fs_log::{Key, LogError, Note, Place as LogPlace, Snapshot, cover};
+use gd2fs_transport::Slice;
+use gd2fs_wire::{Code, Failure};
+
+use crate::chunk::{Appending, Chunk};
+use crate::column::{Column, State};
+use crate::dirty::Dirty;
+use crate::frame::Frame;
+use crate::tier::{Record, Tier, failure_of};
+
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// Changes that must be durable before they are answered.
+#[derive(Default)]
+pub(crate) struct Owed {
+    notes: Vec<Note>,
+    /// Chunks, each with the change that a snapshot must hold.
+    kept: BTreeMap<u64, u64>,
+}
+
+impl Owed {
+    fn is_empty(&self) -> bool {
+        self.notes.is_empty() && self.kept.is_empty()
+    }
+
+    /// Whether the log may bring former bytes of a chunk back.
+    pub fn forgets(&self, key: &Key) -> bool {
+        self.notes.iter().any(|note| matches!(note, Note::Forget { key: gone, .. } if gone == key))
+    }
+}
+
+impl Column {
+    /// The bytes of a chunk have changed. `through`: the log has bytes that contradict them, so that the change counts only
+    /// once it is durable.
+    pub(crate) fn changed(self: &Arc<Self>, state: &mut State, index: u64, through: bool) {
+        let Some(tier) = self.shared.tier_of(&self.key(index)) else { return };
+        let version = self.shared.next_version();
+        let chunk = state.chunks.get_mut(&index).expect("it has just changed");
+        chunk.changed = version;
+        let bytes = chunk.frame().expect("it has just changed").capacity();
+        let waits = chunk.dirty.replace(Dirty::new(&self.shared.dirty, bytes)).is_some();
+        if through {
+            state.owed.kept.insert(index, version);
+        }
+        if !waits {
+            tier.queue.push((Arc::downgrade(self), index));
+        }
+    }
+
+    /// The column is another than its last snapshot says.
+    pub(crate) fn owe_state(&self, state: &mut State) {
+        state.version = self.shared.next_version();
+        if state.logged {
+            let (file, column) = self.name();
+            state.owed.notes.retain(|note| !matches!(note, Note::Column { .. }));
+            let note = Note::Column { file, column, version: state.version, state: self.log_state(state) };
+            state.owed.notes.push(note);
+        }
+    }
+
+    /// A chunk that the log has is gone.
+    pub(crate) fn owe_forget(&self, state: &mut State, index: u64) {
+        let (key, version) = (self.key(index), self.shared.next_version());
+        state.owed.kept.remove(&index);
+        state.owed.notes.retain(|note| !matches!(note, Note::Forget { key: gone, .. } if *gone == key));
+        state.owed.notes.push(Note::Forget { key, version });
+    }
+
+    /// Returns when everything that is owed is durable. Whoever fails leaves it owed: the next one tries again.
+    pub(crate) async fn settle(self: &Arc<Self>) -> Result<(), Failure> {
+        let (notes, kept, begun) = {
+            let state = self.state.lock();
+            if state.owed.is_empty() {
+                return Ok(());
+            }
+            let notes = state.owed.notes.clone();
+            // Begun under the lock: no snapshot that one of them forbids begins after it.
+            let begun: Vec<_> = notes.iter().flat_map(|note| self.shared.note(*note)).collect();
+            (notes, state.owed.kept.clone(), begun)
+        };
+        for index in kept.keys() {
+            self.hurry(*index);
+        }
+        for note in begun {
+            note.await.map_err(|error| failure_of(&error))?;
+        }
+        for (index, change) in &kept {
+            self.kept(*index, *change).await?;
+        }
+        let owed = &mut self.state.lock().owed;
+        owed.notes.retain(|note| !notes.contains(note));
+        owed.kept.retain(|index, change| kept.get(index).is_none_or(|kept| kept < change));
+        Ok(())
+    }
+
+    /// Returns when everything that was acknowledged before is durable.
+    ///
+    /// # Errors
+    /// UNSUPPORTED without a log; NO_SPACE, INTERNAL if the log takes nothing.
+    pub async fn flush(self: &Arc<Self>) -> Result<(), Failure> {
+        drop(self.lock_alive()?);
+        if self.shared.tiers.is_empty() {
+            let message = "this node keeps nothing beyond its memory; give it node.logs";
+            return Err(Failure::new(Code::Unsupported, message));
+        }
+        self.settle().await?;
+        let changes: Vec<(u64, u64)> = {
+            let state = self.lock_alive()?;
+            let behind = state.chunks.iter().filter(|(_, chunk)| chunk.dirty.is_some());
+            behind.map(|(index, chunk)| (*index, chunk.changed)).collect()
+        };
+        for (index, _) in &changes {
+            self.hurry(*index);
+        }
+        for (index, change) in changes {
+            self.written(index, change).await?;
+        }
+        for tier in &self.shared.tiers {
+            tier.log.sync().await.map_err(|error| failure_of(&error))?;
+        }
+        Ok(())
+    }
+
+    fn hurry(self: &Arc<Self>, index: u64) {
+        if let Some(tier) = self.shared.tier_of(&self.key(index)) {
+            tier.queue.hurry((Arc::downgrade(self), index));
+        }
+    }
+
+    /// Returns when a snapshot of this change, or of a later one, is durable, or the chunk is gone.
+    async fn kept(self: &Arc<Self>, index: u64, change: u64) -> Result<(), Failure> {
+        match self.written(index, change).await? {
+            Some(tier) => tier.log.sync().await.map_err(|error| failure_of(&error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns when the log has a snapshot of this change or a later one; None: the chunk is gone.
+    async fn written(self: &Arc<Self>, index: u64, change: u64) -> Result<Option<Arc<Tier>>, Failure> {
+        let Some(tier) = self.shared.tier_of(&self.key(index)) else { return Ok(None) };
+        loop {
+            let progress = self.progress.notified();
+            tokio::pin!(progress);
+            // Before the look, so that nothing is missed in between.
+            progress.as_mut().enable();
+            match self.state.lock().chunks.get(&index) {
+                None => return Ok(None),
+                Some(Chunk { record: Some(record), .. }) if record.changed >= change => {
+                    return Ok(Some(Arc::clone(&record.tier)));
+                }
+                Some(_) => tier.check()?,
+            }
+            // A log that has failed tells nobody.
+            let _ = tokio::time::timeout(LOOK_AGAIN, progress).await;
+        }
+    }
+
+    /// Begins to write a dirty chunk to its log. None: there is nothing to write, or it is being written already.
+    pub(crate) fn begin_append(
+        self: &Arc<Self>,
+        tier: &Arc<Tier>,
+        index: u64,
+    ) -> Option<(usize, u64, impl Future<Output = Result<(), LogError>> + Send + use<>)> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        if state.deleted {
+            return None;
+        }
+        let log_state = self.log_state(state);
+        let chunk = state.chunks.get_mut(&index)?;
+        if chunk.dirty.is_none() || chunk.appending.is_some() || chunk.runs().is_empty() {
+            return None;
+        }
+        let version = self.shared.next_version();
+        let frame = chunk.frame().expect("a dirty chunk is in memory").clone();
+        let runs = chunk.runs().as_slice().to_vec();
+        let blocks = cover(&runs);
+        // SAFETY: the frame is kept, and what is valid in it is written by nobody while somebody holds it. What lies between
+        // the runs may change meanwhile: the log does not look at it.
+        let memory = unsafe { Slice::new(frame.address(blocks.start, blocks.end), blocks.len()) };
+        chunk.appending = Some(Appending { version, changed: chunk.changed, runs: runs.as_slice().into() });
+        if !std::mem::replace(&mut state.logged, true) {
+            state.version = version;
+        }
+        let snapshot = Snapshot {
+            key: self.key(index),
+            version,
+            state: log_state,
+            runs,
+            memory: memory.into(),
+            keep: Arc::new(frame),
+        };
+        // Begun under the lock, see `Owner`.
+        let append = tier.log.append(snapshot);
+        drop(guard);
+        Some((blocks.len(), version, append))
+    }
+
+    /// A snapshot lies in the log. False: nobody wants it any more.
+    pub(crate) fn appended(
+        self: &Arc<Self>,
+        tier: &Arc<Tier>,
+        index: u64,
+        version: u64,
+        place: LogPlace,
+    ) -> bool {
+        let mut state = self.state.lock();
+        let Some(chunk) = state.chunks.get_mut(&index) else { return false };
+        let Some(appending) = chunk.appending.take_if(|appending| appending.version == version) else {
+            return false;
+        };
+        let changed = appending.changed;
+        let runs = (changed != chunk.changed).then_some(appending.runs);
+        let former = chunk.record.replace(Record { tier: Arc::clone(tier), place, version, changed, runs });
+        if changed == chunk.changed {
+            chunk.dirty = None;
+        } else {
+            tier.queue.push((Arc::downgrade(self), index));
+        }
+        drop(state);
+        drop(former);
+        self.shared.counters.flushed_bytes.fetch_add(u64::from(place.bytes), Relaxed);
+        self.progress.notify_waiters();
+        self.shared.space.notify_waiters();
+        true
+    }
+
+    /// An append has failed: the chunk is as dirty as before, and waits again.
+    pub(crate) fn not_appended(self: &Arc<Self>, tier: &Arc<Tier>, index: u64, version: u64) {
+        let mut state = self.state.lock();
+        if let Some(chunk) = state.chunks.get_mut(&index)
+            && chunk.appending.take_if(|appending| appending.version == version).is_some()
+        {
+            tier.queue.push((Arc::downgrade(self), index));
+        }
+        drop(state);
+        self.progress.notify_waiters();
+    }
+
+    /// Reclaim has moved a record.
+    pub(crate) fn moved(&self, index: u64, version: u64, from: LogPlace, to: LogPlace) -> bool {
+        let mut state = self.state.lock();
+        let record = state.chunks.get_mut(&index).and_then(|chunk| chunk.record.as_mut());
+        match record.filter(|record| record.version == version && record.place == from) {
+            Some(record) => {
+                record.place = to;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A record does not hold what was written to it. A chunk in memory is written again; a cold one is lost.
+    pub(crate) fn damaged(self: &Arc<Self>, index: u64, version: u64) {
+        let mut state = self.state.lock();
+        let Some(chunk) = state.chunks.get_mut(&index) else { return };
+        if chunk.record.take_if(|record| record.version == version).is_none() {
+            return;
+        }
+        if chunk.frame().is_some() {
+            self.changed(&mut state, index, false);
+        } else {
+            self.lose(&mut state, index);
+        }
+        drop(state);
+        self.progress.notify_waiters();
+    }
+
+    /// A frame does not hold what was written to it. True: the log has the same bytes, and the chunk is cold now, or it has
+    /// another frame already.
+    pub(crate) fn heal(&self, index: u64, frame: &Frame) -> bool {
+        let mut state = self.state.lock();
+        let Some(chunk) = state.chunks.get_mut(&index).filter(|chunk| chunk.is_in(frame)) else {
+            return true;
+        };
+        self.shared.counters.corrupt.fetch_add(1, Relaxed);
+        chunk.fall_back()
+    }
+
+    /// Takes a chunk out of both tiers for good; what the log has of it is owed to be forgotten.
+    pub(crate) fn lose(&self, state: &mut State, index: u64) {
+        let Some(chunk) = state.chunks.remove(&index) else { return };
+        state.lost_end = state.lost_end.max(self.geometry.offset(index, chunk.runs().end()));
+        if state.logged {
+            self.owe_forget(state, index);
+        }
+        self.shared.changed.note(self.name());
+    }
+}

@@ -1,0 +1,264 @@
+//! Reads of a column, from memory or from the log.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use gd2fs_log::{LogError, Place as LogPlace};
+use gd2fs_transport::Slice;
+use gd2fs_wire::sums::crc32c;
+use gd2fs_wire::{Code, Failure};
+
+use crate::chunk::{Chunk, verify};
+use crate::column::Column;
+use crate::frame::Frame;
+use crate::geometry::Place;
+use crate::grains::RunGrains;
+use crate::read::{Extent, Learned, ReadView};
+use crate::room::Room;
+use crate::runs::Run;
+use crate::tier::Tier;
+
+/// A record can move, or go, while it is looked up; more often in a row it does not.
+const TRIES_MAX: u32 = 16;
+
+/// What a read found under the column's lock.
+enum Found {
+    /// Nothing: the range lies at or beyond the column's end.
+    End,
+    Memory(Frame, Place, Vec<(Run, Option<RunGrains>)>),
+    Log(Where, Place),
+}
+
+/// A range of a cold chunk in its log.
+struct Where {
+    tier: Arc<Tier>,
+    place: LogPlace,
+    version: u64,
+    /// The runs that are wanted, whole.
+    runs: Vec<Run>,
+    /// Whether most of the chunk is wanted, so that all of it shall be lifted into memory.
+    most: bool,
+}
+
+impl Column {
+    /// A view of `[offset, offset + length)`, shorter only where the column ends. `summed` = false skips every verification.
+    /// What lies in the log is read from there: all of its chunk, which then stays in memory, or, for a small part, only its blocks.
+    pub async fn read(
+        self: &Arc<Self>,
+        epoch: u32,
+        offset: u64,
+        length: u32,
+        summed: bool,
+    ) -> Result<ReadView, Failure> {
+        let mut cold: Option<Instant> = None;
+        for _ in 0..TRIES_MAX {
+            let (found, place) = match self.find(epoch, offset, length)? {
+                Found::End => return Ok(ReadView::empty()),
+                Found::Memory(frame, place, runs) => {
+                    self.hit(cold);
+                    match self.view(&frame, place, runs, summed) {
+                        Err(failure) if failure.code == Code::Corrupt && self.heal(place.chunk, &frame) => {
+                            continue;
+                        }
+                        other => return other,
+                    }
+                }
+                Found::Log(found, place) => (found, place),
+            };
+            cold.get_or_insert_with(Instant::now);
+            if found.most {
+                self.lift(place.chunk).await?;
+            } else if let Some(view) = self.fetch(&found, place, summed).await? {
+                self.hit(cold);
+                return Ok(view);
+            }
+        }
+        let message =
+            format!("{}: memory is short, so that what was read went again; try again", self.title());
+        Err(Failure::new(Code::Overloaded, message))
+    }
+
+    /// Counts a read, which waited for the log since then if it did.
+    fn hit(&self, cold: Option<Instant>) {
+        let counters = &self.shared.counters;
+        match cold {
+            None => counters.hits_dram.fetch_add(1, Relaxed),
+            Some(since) => {
+                counters.cold_read_latency.record(since.elapsed());
+                counters.hits_nvme.fetch_add(1, Relaxed)
+            }
+        };
+    }
+
+    fn find(&self, epoch: u32, offset: u64, length: u32) -> Result<Found, Failure> {
+        let mut place = self.geometry.place(offset, length)?;
+        let state = self.lock_alive()?;
+        self.touch();
+        self.check_epoch(&state, epoch)?;
+        if !self.is_lost(&state) {
+            // Where something may be lost, nobody can know where the column ended: then nothing is short, only missing.
+            let available = self.length(&state).saturating_sub(offset).min(u64::from(length)) as u32;
+            if available == 0 {
+                return Ok(Found::End);
+            }
+            place.end = place.start + available;
+        }
+        let (start, end) = (place.start, place.end);
+        let missing = || {
+            let failure = self.missing(&state, offset, offset + u64::from(end - start));
+            if failure.code == Code::Lost {
+                self.shared.counters.misses_lost.fetch_add(1, Relaxed);
+            }
+            failure
+        };
+        let chunk = state.chunks.get(&place.chunk).ok_or_else(missing)?;
+        if let Some(frame) = chunk.frame() {
+            let runs = chunk.covering(start, end).ok_or_else(missing)?;
+            return Ok(Found::Memory(frame.clone(), place, runs));
+        }
+        let runs = chunk.runs().covering(start, end).ok_or_else(missing)?.to_vec();
+        let record = chunk.record.as_ref().expect("a cold chunk has a record");
+        let most = u64::from(end - start) * 2 >= chunk.runs().bytes();
+        let (tier, place_in_log, version) = (Arc::clone(&record.tier), record.place, record.version);
+        Ok(Found::Log(Where { tier, place: place_in_log, version, runs, most }, place))
+    }
+
+    fn view(
+        &self,
+        frame: &Frame,
+        place: Place,
+        mut runs: Vec<(Run, Option<RunGrains>)>,
+        summed: bool,
+    ) -> Result<ReadView, Failure> {
+        if !summed {
+            runs.clear();
+        }
+        let extent = Extent { frame: frame.clone(), first: 0 };
+        let (view, learned) =
+            ReadView::new(extent, place.start, place.end, &runs).map_err(|f| self.explain(f))?;
+        self.learn(place.chunk, frame, learned);
+        Ok(view)
+    }
+
+    fn learn(&self, index: u64, frame: &Frame, learned: Learned) {
+        if !learned.is_empty()
+            && let Some(chunk) = self.state.lock().chunks.get_mut(&index)
+        {
+            chunk.learn(frame, learned);
+        }
+    }
+
+    /// Reads the blocks of a part of a cold chunk into a frame that only this read has. None: the record is another by now.
+    async fn fetch(
+        self: &Arc<Self>,
+        found: &Where,
+        place: Place,
+        summed: bool,
+    ) -> Result<Option<ReadView>, Failure> {
+        let blocks = gd2fs_log::cover(&found.runs);
+        let frame = self.frame(blocks.len()).await?;
+        if !self.read_record(found, &frame, blocks.clone(), blocks.start).await? {
+            return Ok(None);
+        }
+        let extent = Extent { frame, first: blocks.start };
+        let mut runs = Vec::new();
+        if summed {
+            self.verify_record(place.chunk, found, &extent)?;
+            runs = found.runs.iter().map(|run| (*run, None)).collect();
+        }
+        let (view, _) = ReadView::new(extent, place.start, place.end, &runs).map_err(|f| self.explain(f))?;
+        Ok(Some(view))
+    }
+
+    /// Reads `[blocks)` of a record into a frame that begins with the chunk's byte `first`. False: it is gone or has moved.
+    async fn read_record(
+        &self,
+        found: &Where,
+        frame: &Frame,
+        blocks: std::ops::Range<u32>,
+        first: u32,
+    ) -> Result<bool, Failure> {
+        let into = frame.address(blocks.start - first, blocks.end - first);
+        // SAFETY: the frame is kept by the operation, and nobody else uses it before this is over.
+        let memory = unsafe { Slice::new(into, blocks.len()) };
+        let read = found.tier.log.read(found.place, blocks.start, blocks.end, memory.into(), frame.clone());
+        match read.await {
+            Ok(()) => Ok(true),
+            Err(LogError::Gone(_)) => Ok(false),
+            Err(error) => {
+                let message = format!("{}: the log cannot be read: {error}", self.title());
+                Err(Failure::new(Code::Corrupt, message))
+            }
+        }
+    }
+
+    /// What does not hold what was written is given up: the chunk is lost.
+    fn verify_record(self: &Arc<Self>, index: u64, found: &Where, extent: &Extent) -> Result<(), Failure> {
+        // SAFETY: the read is over, and nobody writes the frame.
+        let sum = |run: &Run| crc32c(unsafe { extent.bytes(run.start, run.end) });
+        let damage = found.runs.iter().find_map(|run| verify(run, sum(run)).err());
+        let Some(failure) = damage else { return Ok(()) };
+        tracing::error!("{}: {:?}: {}", self.title(), found.place, failure.message);
+        self.shared.counters.corrupt.fetch_add(1, Relaxed);
+        self.damaged(index, found.version);
+        Err(self.explain(failure))
+    }
+
+    /// A frame that nobody has yet.
+    async fn frame(self: &Arc<Self>, bytes: usize) -> Result<Frame, Failure> {
+        let mut room = Room::new(&self.shared);
+        loop {
+            match self.shared.arena.allocate(bytes) {
+                Err(failure) if failure.code == Code::NoSpace => room.make(bytes, failure).await?,
+                other => return other,
+            }
+        }
+    }
+
+    /// Lifts a cold chunk into memory, together with others who want it too. Ok also if it went meanwhile.
+    pub(crate) async fn lift(self: &Arc<Self>, index: u64) -> Result<(), Failure> {
+        loop {
+            let (loading, found, capacity) = {
+                let mut state = self.state.lock();
+                let Some(chunk) = state.chunks.get_mut(&index).filter(|chunk| chunk.frame().is_none()) else {
+                    return Ok(());
+                };
+                let loading = Arc::clone(chunk.loading.get_or_insert_default());
+                let record = chunk.record.as_ref().expect("a cold chunk has a record");
+                let found = Where {
+                    tier: Arc::clone(&record.tier),
+                    place: record.place,
+                    version: record.version,
+                    runs: chunk.runs().as_slice().to_vec(),
+                    most: true,
+                };
+                (loading, found, chunk.runs().end() as usize)
+            };
+            let Ok(_turn) = Arc::clone(&loading).try_lock_owned() else {
+                drop(loading.lock().await);
+                continue;
+            };
+            let frame = self.frame(capacity).await?;
+            let blocks = gd2fs_log::cover(&found.runs);
+            if !self.read_record(&found, &frame, blocks, 0).await? {
+                continue;
+            }
+            self.verify_record(index, &found, &Extent { frame: frame.clone(), first: 0 })?;
+            let mut state = self.state.lock();
+            if let Some(chunk) = state.chunks.get_mut(&index) {
+                chunk.loading = None;
+                if is_still(chunk, &found) {
+                    self.shared.counters.lifted_bytes.fetch_add(frame.capacity() as u64, Relaxed);
+                    chunk.lift(frame);
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+/// Whether what was read is what the chunk is.
+fn is_still(chunk: &Chunk, found: &Where) -> bool {
+    chunk.frame().is_none() && chunk.record.as_ref().is_some_and(|record| record.version == found.version)
+}

@@ -1,0 +1,68 @@
+//! What the logs held when they were opened becomes columns of cold chunks.
+
+use std::collections::HashMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use gd2fs_log::{ColumnEntry, Recovered};
+
+use crate::chunk::Chunk;
+use crate::column::{Column, State};
+use crate::columns::{Name, Slot};
+use crate::geometry::Geometry;
+use crate::store::{Store, bury};
+use crate::tier::Record;
+
+/// Takes over what each log of the store has found.
+pub(crate) fn recover(store: &Store, found: Vec<Recovered>) {
+    let shared = &store.shared;
+    let newest = found.iter().map(|recovered| recovered.version_max).max().unwrap_or(0);
+    shared.version.store(newest, Relaxed);
+    let mut states: HashMap<Name, State> = HashMap::new();
+    let mut shapes: HashMap<Name, Geometry> = HashMap::new();
+    for entry in found.iter().flat_map(|recovered| &recovered.columns) {
+        let ColumnEntry { file, column, version, state } = *entry;
+        let Ok(geometry) = Geometry::new(column, state.width, state.stripe_unit) else {
+            tracing::error!(
+                "file {file:032x} column {column}: the log has a shape that cannot be: {state:?}"
+            );
+            continue;
+        };
+        let known = states.entry((file, column)).or_default();
+        if version >= known.version {
+            known.epoch = state.epoch.max(shared.data.epochs.highest(file, column));
+            (known.born, known.grant, known.sealed) = (state.born, state.grant, state.sealed);
+            (known.version, known.logged) = (version, true);
+            shapes.insert((file, column), geometry);
+        }
+    }
+    for (tier, recovered) in shared.tiers.iter().zip(found) {
+        for entry in recovered.chunks {
+            let key = entry.key;
+            let version = entry.version;
+            let (tier, place) = (Arc::clone(tier), entry.place);
+            let record = Record { tier, place, version, changed: version, runs: None };
+            let chunk = Chunk::cold(entry.runs.into(), Some(record));
+            // Without a state of its column a record means nothing: dropping it gives its space back.
+            let Some(state) = states.get_mut(&(key.file, key.column)) else { continue };
+            match state.chunks.entry(key.chunk) {
+                Entry::Vacant(entry) => drop(entry.insert(chunk)),
+                Entry::Occupied(mut entry) if entry.get().changed < version => drop(entry.insert(chunk)),
+                Entry::Occupied(_) => {}
+            }
+        }
+    }
+    for (name, state) in states {
+        let Some(geometry) = shapes.get(&name) else { continue };
+        let mut shard = store.columns.lock(name);
+        if matches!(shard.get(&name), Some(Slot::Deleted)) {
+            drop(shard);
+            bury(shared, name);
+            continue;
+        }
+        let column = Column::with(name.0, *geometry, Arc::clone(shared), state);
+        shard.insert(name, Slot::Live(Arc::new(column)));
+        shared.changed.note(name);
+    }
+}

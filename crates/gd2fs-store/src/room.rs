@@ -1,0 +1,57 @@
+//! Making room for a frame.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gd2fs_wire::Failure;
+use tokio::time::{timeout, timeout_at};
+
+use crate::shared::Shared;
+
+/// What is dirty now may be clean so soon. A disk takes 64 MiB in a tenth of this; whoever waits longer is told NO_SPACE, before
+/// the payload of a write is sent.
+const WAIT_MAX: Duration = Duration::from_secs(2);
+/// Frames also come back without a word, from readers that end.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// One operation's patience.
+pub(crate) struct Room {
+    shared: Arc<Shared>,
+    until: Instant,
+}
+
+impl Room {
+    pub fn new(shared: &Arc<Shared>) -> Room {
+        Room { shared: Arc::clone(shared), until: Instant::now() + WAIT_MAX }
+    }
+
+    /// Returns when it is worth asking the arena for `bytes` again; `refusal` if nothing comes free in time.
+    pub async fn make(&mut self, bytes: usize, refusal: Failure) -> Result<(), Failure> {
+        let shared = Arc::clone(&self.shared);
+        let space = shared.space.notified();
+        tokio::pin!(space);
+        space.as_mut().enable();
+        if shared.evict(bytes) > 0 {
+            return Ok(());
+        }
+        if shared.tiers.iter().all(|tier| tier.check().is_err()) || Instant::now() >= self.until {
+            return Err(refusal);
+        }
+        shared.tiers.iter().for_each(|tier| tier.queue.wake.notify_one());
+        let _ = timeout(LOOK_AGAIN, timeout_at(self.until.into(), space)).await;
+        Ok(())
+    }
+
+    /// Returns when so little waits for the log that a write may add to it.
+    pub async fn wait_clean(&mut self, refusal: impl FnOnce() -> Failure) -> Result<(), Failure> {
+        let shared = Arc::clone(&self.shared);
+        while !shared.tiers.is_empty() && shared.dirty_bytes() > shared.dirty_bytes_max {
+            if Instant::now() >= self.until {
+                return Err(refusal());
+            }
+            let space = shared.space.notified();
+            let _ = timeout(LOOK_AGAIN, space).await;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,95 @@
+//! What all columns of a store share.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use gd2fs_log::{Key, LogError, Note};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore};
+
+use crate::arena::Arena;
+use crate::changed::Changed;
+use crate::columns::Columns;
+use crate::data_dir::DataDir;
+use crate::histogram::Histogram;
+use crate::pins::Pins;
+use crate::tier::Tier;
+
+pub(crate) struct Shared {
+    pub arena: Arc<Arena>,
+    pub data: DataDir,
+    /// The columns themselves, for whoever looks for something to give up. Weak: they hold this.
+    pub columns: Weak<Columns>,
+    /// The logs; none: what is in memory is all there is.
+    pub tiers: Vec<Arc<Tier>>,
+    pub flush_delay: Duration,
+    pub dirty_bytes_max: usize,
+    /// Bytes of frames that the logs do not have.
+    pub dirty: Arc<AtomicUsize>,
+    /// Memory may be available that was not.
+    pub space: Notify,
+    /// One looks for something to give up at a time.
+    pub evicting: Mutex<()>,
+    /// Columns of which control must hear.
+    pub changed: Changed,
+    pub pins: Pins,
+    /// Tasks that lift what WARM has asked for.
+    pub warming: Arc<Semaphore>,
+    pub counters: Counters,
+    /// Of the last change, in the whole node.
+    pub version: AtomicU64,
+    pub began: Instant,
+    /// Everything is written at once: the store is closing.
+    pub closing: std::sync::atomic::AtomicBool,
+}
+
+/// Sums since the store was opened.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub flushed_bytes: AtomicU64,
+    pub evicted_dram_bytes: AtomicU64,
+    pub evicted_log_bytes: AtomicU64,
+    pub hits_dram: AtomicU64,
+    pub hits_nvme: AtomicU64,
+    pub misses_lost: AtomicU64,
+    pub lifted_bytes: AtomicU64,
+    pub corrupt: AtomicU64,
+    pub cold_read_latency: Histogram,
+    pub flush_latency: Histogram,
+}
+
+impl Shared {
+    pub fn next_version(&self) -> u64 {
+        self.version.fetch_add(1, Relaxed) + 1
+    }
+
+    /// Milliseconds since the store was opened.
+    pub fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    /// The log that a chunk belongs to; None without any. Chunks of one file are spread over all.
+    pub fn tier_of(&self, key: &Key) -> Option<&Arc<Tier>> {
+        let count = self.tiers.len() as u64;
+        let spread = (key.file as u64) ^ u64::from(key.column);
+        (count > 0).then(|| &self.tiers[(spread.wrapping_add(key.chunk) % count) as usize])
+    }
+
+    /// Begins a note in every log: a chunk may have left records in each if their number has changed.
+    pub fn note(
+        &self,
+        note: Note,
+    ) -> impl Iterator<Item = impl Future<Output = Result<(), LogError>> + Send + use<>> + use<'_> {
+        self.tiers.iter().map(move |tier| tier.log.note(note))
+    }
+
+    pub fn dirty_bytes(&self) -> usize {
+        self.dirty.load(Relaxed)
+    }
+
+    /// Whether the flusher shall not leave chunks time to grow.
+    pub fn hurries(&self) -> bool {
+        self.closing.load(Relaxed) || self.dirty_bytes() > self.dirty_bytes_max / 2
+    }
+}

@@ -1,0 +1,85 @@
+//! Numbers about both tiers.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use crate::histogram::Histogram;
+use crate::store::Store;
+
+/// What the tiers hold, and sums since the store was opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TierStats {
+    /// Bytes of all logs.
+    pub log_total: u64,
+    /// Bytes in them that are wanted.
+    pub log_live: u64,
+    /// Bytes in them that can be written before reclaim must free more.
+    pub log_free: u64,
+    /// Logs that take nothing any more.
+    pub log_failed: u64,
+    /// Bytes in memory that the logs do not have.
+    pub dirty_bytes: u64,
+    /// Bytes that would be given up for others: all that is kept, but for what is pinned or just used.
+    pub evictable_bytes: u64,
+    /// How long the oldest of them has been waiting.
+    pub flush_lag: Duration,
+    /// Bytes written to the logs.
+    pub flushed_bytes: u64,
+    /// Bytes read from the logs into memory to stay.
+    pub lifted_bytes: u64,
+    /// Bytes of memory that were given up for others.
+    pub evicted_dram_bytes: u64,
+    /// Bytes of the logs that were given up for others.
+    pub evicted_log_bytes: u64,
+    /// Reads served from memory.
+    pub hits_dram: u64,
+    /// Reads that waited for a log.
+    pub hits_nvme: u64,
+    /// Reads of what was here once.
+    pub misses_lost: u64,
+    /// Frames and records found not to hold what was written to them.
+    pub corrupt: u64,
+    /// Ranges that are pinned.
+    pub pins: u64,
+}
+
+impl Store {
+    pub fn tier_stats(&self) -> TierStats {
+        let shared = &self.shared;
+        let counters = &shared.counters;
+        let mut stats = TierStats {
+            dirty_bytes: shared.dirty_bytes() as u64,
+            evictable_bytes: if shared.tiers.is_empty() { shared.arena.used() as u64 } else { 0 },
+            flushed_bytes: counters.flushed_bytes.load(Relaxed),
+            lifted_bytes: counters.lifted_bytes.load(Relaxed),
+            evicted_dram_bytes: counters.evicted_dram_bytes.load(Relaxed),
+            evicted_log_bytes: counters.evicted_log_bytes.load(Relaxed),
+            hits_dram: counters.hits_dram.load(Relaxed),
+            hits_nvme: counters.hits_nvme.load(Relaxed),
+            misses_lost: counters.misses_lost.load(Relaxed),
+            corrupt: counters.corrupt.load(Relaxed),
+            pins: shared.pins.expire(Instant::now()) as u64,
+            ..TierStats::default()
+        };
+        for tier in &shared.tiers {
+            let log = tier.log.stats();
+            stats.log_total += log.total_bytes;
+            stats.log_live += log.live_bytes;
+            stats.log_free += log.free_bytes;
+            stats.evictable_bytes += log.live_bytes;
+            stats.log_failed += u64::from(tier.log.failed().is_some());
+            stats.flush_lag = stats.flush_lag.max(tier.queue.lag());
+        }
+        stats
+    }
+
+    /// Reads that waited for a log, from their begin to the bytes in memory.
+    pub fn cold_read_latency(&self) -> &Histogram {
+        &self.shared.counters.cold_read_latency
+    }
+
+    /// Snapshots, from the begin of the append to its end.
+    pub fn flush_latency(&self) -> &Histogram {
+        &self.shared.counters.flush_latency
+    }
+}

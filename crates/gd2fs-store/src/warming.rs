@@ -1,0 +1,78 @@
+//! Lifting a range into memory before it is needed.
+
+use std::sync::Arc;
+
+use gd2fs_wire::Failure;
+use gd2fs_wire::messages::Warmth;
+use tokio::task::JoinSet;
+
+use crate::asks::check_span;
+use crate::column::Column;
+
+/// Tasks of this kind at once; what is asked beyond is answered, and not lifted: whoever reads it lifts it then.
+pub(crate) const WARMING_MAX: usize = 64;
+/// Chunks that one of them reads at once.
+const LIFTS_MAX: usize = 8;
+/// Chunks that are counted before others have the column's lock: a fraction of a millisecond.
+const CHUNKS_A_STEP: usize = 256;
+
+impl Column {
+    /// Bytes of `[start, end)` in this column by where they are now. What is cold begins to be lifted in the background, from the
+    /// start on, and at most as much as half the memory holds.
+    ///
+    /// # Errors
+    /// BAD_REQUEST for an empty range; DELETED.
+    pub fn warm(self: &Arc<Self>, start: u64, end: u64) -> Result<Warmth, Failure> {
+        check_span(start, end)?;
+        let unit = u64::from(self.geometry.stripe_unit);
+        let (mut next, last) = (start / unit, (end - 1) / unit);
+        let (mut dram, mut nvme, mut cold, mut cold_bytes) = (0, 0, Vec::new(), 0);
+        loop {
+            let state = self.lock_alive()?;
+            let mut seen = 0;
+            for (index, chunk) in state.chunks.range(next..=last).take(CHUNKS_A_STEP) {
+                let first = self.geometry.offset(*index, 0);
+                let (from, to) = (start.saturating_sub(first) as u32, (end - first).min(unit) as u32);
+                let bytes =
+                    chunk.runs().valid_parts(from, to).map(|(from, to)| u64::from(to - from)).sum::<u64>();
+                if !chunk.is_cold() {
+                    dram += bytes;
+                } else {
+                    nvme += bytes;
+                    cold_bytes += u64::from(chunk.runs().end());
+                    if bytes > 0 && cold_bytes <= self.shared.arena.capacity() as u64 / 2 {
+                        cold.push(*index);
+                    }
+                }
+                (next, seen) = (*index + 1, seen + 1);
+            }
+            if seen < CHUNKS_A_STEP || next > last {
+                break;
+            }
+        }
+        self.lift_all(cold);
+        let missing = self.geometry.bytes_between(start, end) - dram - nvme;
+        Ok(Warmth { dram, nvme, missing })
+    }
+
+    fn lift_all(self: &Arc<Self>, cold: Vec<u64>) {
+        if cold.is_empty() {
+            return;
+        }
+        let Ok(permit) = Arc::clone(&self.shared.warming).try_acquire_owned() else { return };
+        let column = Arc::clone(self);
+        tokio::spawn(async move {
+            let mut lifts = JoinSet::new();
+            for index in cold {
+                if lifts.len() == LIFTS_MAX {
+                    lifts.join_next().await;
+                }
+                let column = Arc::clone(&column);
+                // What cannot be lifted is found out by whoever reads it.
+                lifts.spawn(async move { column.lift(index).await });
+            }
+            lifts.join_all().await;
+            drop(permit);
+        });
+    }
+}
