@@ -147,7 +147,9 @@ class Reader:
                 what = "is a hole" if error else "lies beyond the end"
                 self._blame("lost_after_flush", start, end, f"{_story(piece)}; now it {what}")
         elif not self._allowed.missing(self._model, piece):
-            self._blame("lost_after_flush", start, end, f"{_story(piece)}; now {error}")
+            # Where nodes evict, the fault may be that nobody was told.
+            kind = "lost_after_flush" if self._allowed.evicted is None else "unreported"
+            self._blame(kind, start, end, f"{_story(piece)}; now {error}")
 
     def _compare(self, piece: Piece, data: Bytes) -> int | None:
         """The version that stands there; None, and a violation, for other bytes."""
