@@ -19,7 +19,7 @@ _FIRST = 1
 
 def fill(client: Client, journal: Journal, directory: str, size_bytes: int) -> None:
     """Writes and flushes files of `FILE_BYTES`, ``size_bytes`` in all; all of it is journaled. A node that is
-    full may refuse some."""
+    full may refuse the rest."""
     for number in range(size_bytes // FILE_BYTES):
         path = f"{directory}/fill-{number}"
         operation = journal.begin("create", path=path, unit=UNIT)
@@ -27,13 +27,15 @@ def fill(client: Client, journal: Journal, directory: str, size_bytes: int) -> N
         nodes = [column["replicas"][0]["node"] for column in layout["columns"]]
         journal.end(operation, file=info.file_id, nodes=nodes)
         file = str(info.file_id)
+        data = pattern(file, _FIRST, 0, FILE_BYTES)
         operation = journal.begin("write", file=file, start=0, end=FILE_BYTES, version=_FIRST)
         try:
-            client.write(path, 0, pattern(file, _FIRST, 0, FILE_BYTES), timeout_s=TIMEOUT_S)
-        except errors.NoSpace as error:
+            client.write(path, 0, data, timeout_s=TIMEOUT_S)
+            journal.end(operation)
+            operation = journal.begin("flush", file=file)
+            client.flush(path, timeout_s=TIMEOUT_S)
+            journal.end(operation)
+        except (errors.NoSpace, errors.Overloaded, errors.Timeout) as error:
+            # It is full; what is there by now is enough.
             journal.end(operation, error)
             return
-        journal.end(operation)
-        operation = journal.begin("flush", file=file)
-        client.flush(path, timeout_s=TIMEOUT_S)
-        journal.end(operation)

@@ -68,7 +68,7 @@ class StaleWriters:
                 return
 
     def attempt(self, evicting: bool = False) -> None:
-        """Tries, and looks at the bytes, which an ``evicting`` node may have given up. All nodes must be up."""
+        """Tries, and looks at the bytes, which an ``evicting`` node may have given up. All must be up."""
         self._evicting = evicting
         for node, (path, old) in self._files.items():
             # Control knows nothing of the new epoch: its layout is the stale writer's.
