@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from gd2fs import errors
@@ -14,13 +15,18 @@ if TYPE_CHECKING:
 UNIT = 1 << 20
 FILE_BYTES = 4 << 20
 TIMEOUT_S = 5.0
+FILL_S_MAX = 10.0
+"""A loop is about what happens afterwards."""
 _FIRST = 1
 
 
 def fill(client: Client, journal: Journal, directory: str, size_bytes: int) -> None:
     """Writes and flushes files of `FILE_BYTES`, ``size_bytes`` in all; all of it is journaled. A node that is
     full may refuse the rest."""
+    until = time.monotonic() + FILL_S_MAX
     for number in range(size_bytes // FILE_BYTES):
+        if time.monotonic() > until:
+            return
         path = f"{directory}/fill-{number}"
         operation = journal.begin("create", path=path, unit=UNIT)
         info, layout = client.namespace.create(path, UNIT, 1)
