@@ -55,8 +55,9 @@ class Allowance:
         if self.evicted is not None and self.evicted(model, piece.start):
             return True
         if HOLE in piece.versions:
-            # A node that was started anew does not know what was never written.
-            return self.timeline.restarted(node, model.created)
+            # A node that was started anew does not know what was never written, and without its columns
+            # nobody knows where the file ends.
+            return any(self.timeline.restarted(each, model.created) for each in model.nodes)
         return not piece.durable and self.timeline.died(node, piece.since)
 
 
@@ -146,7 +147,9 @@ class Reader:
                 what = "is a hole" if error else "lies beyond the end"
                 self._blame("lost_after_flush", start, end, f"{_story(piece)}; now it {what}")
         elif not self._allowed.missing(self._model, piece):
-            self._blame("lost_after_flush", start, end, f"{_story(piece)}; now {error}")
+            # Where nodes evict, the fault may be that nobody was told.
+            kind = "lost_after_flush" if self._allowed.evicted is None else "unreported"
+            self._blame(kind, start, end, f"{_story(piece)}; now {error}")
 
     def _compare(self, piece: Piece, data: Bytes) -> int | None:
         """The version that stands there; None, and a violation, for other bytes."""

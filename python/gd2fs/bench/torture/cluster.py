@@ -21,7 +21,6 @@ from gd2fs.bench.torture.model import INFINITE, FileModel, Timeline
 from gd2fs.cli.processes import Child, Processes
 from gd2fs.cli.up import READY_S, start_control, start_node
 from gd2fs.client.connect import connect
-from gd2fs.config.tree import NodeConfig
 from gd2fs.signing import Keys, Token
 
 STOP_S = 20.0
@@ -30,11 +29,6 @@ CALL_MS = 5_000
 TOKEN_LIFE_S = 24 * 3600
 SEAL, STAT, SCRUB = 16, 18, 22
 METRICS_S = 5.0
-
-
-def nodes_have_logs() -> bool:
-    """Whether this build's nodes keep what they hold on disks; without, everything ends with a node."""
-    return "logs" in NodeConfig.model_fields
 
 
 @dataclass(slots=True)
@@ -215,10 +209,14 @@ class Cluster:
             return client.cluster
 
     def evicted(self, model: FileModel, offset: int) -> bool:
-        """Whether control has been told that this byte is gone."""
+        """Whether control knows that this byte is gone: it lies behind the valid part, or in a column that
+        the node did not name when it came back."""
         path = self.directory / "control" / "control.sqlite"
-        query = "SELECT valid FROM file_columns WHERE file = ? AND ordinal = ?"
+        query = (
+            "SELECT c.valid, c.born < n.incarnation FROM file_columns c JOIN nodes n ON c.node = n.node "
+            "WHERE c.file = ? AND c.ordinal = ?"
+        )
         place = model.file, offset // model.unit % len(model.nodes)
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as database:
             row = database.execute(query, place).fetchone()
-        return row is not None and row[0] is not None and int(row[0]) <= offset
+        return row is not None and bool(row[1] or (row[0] is not None and row[0] <= offset))

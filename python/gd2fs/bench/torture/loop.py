@@ -14,11 +14,13 @@ from gd2fs.bench.torture.check import Allowance, Violation
 from gd2fs.bench.torture.clients import ClientProcess
 from gd2fs.bench.torture.cluster import Cluster
 from gd2fs.bench.torture.events import Events
-from gd2fs.bench.torture.journal import read
+from gd2fs.bench.torture.fill import fill
+from gd2fs.bench.torture.journal import Journal, read
 from gd2fs.bench.torture.stale import StaleWriters
 from gd2fs.bench.torture.verdict import Gone, Verdict, delete_all
 from gd2fs.bench.torture.writer import ROOT, THREADS
 from gd2fs.client.connect import connect
+from gd2fs.config.units import parse_bytes
 
 if TYPE_CHECKING:
     from gd2fs.client import Client
@@ -53,12 +55,16 @@ class Settings:
 
 @dataclass(slots=True)
 class Counters:
-    """What happened. The first six must stay 0; bytes are those of the checks."""
+    """What happened. The first seven must stay 0; bytes are those of the checks.
+
+    ``unreported`` counts what a full node gave up without control knowing it.
+    """
 
     wrong_bytes: int = 0
     phantoms: int = 0
     lost_after_flush: int = 0
     stale_writes: int = 0
+    unreported: int = 0
     unreadable: int = 0
     crashed: int = 0
     loops: int = 0
@@ -76,10 +82,13 @@ class Counters:
         return not self.violations
 
     def blame(self, found: Iterable[Violation], where: str) -> None:
+        seen = set()
         for violation in found:
             setattr(self, violation.kind, getattr(self, violation.kind) + 1)
-            if len(self.violations) < VIOLATIONS_MAX:
+            # The first of each kind in a file says it all.
+            if (violation.kind, violation.path) not in seen and len(self.violations) < VIOLATIONS_MAX:
                 self.violations.append(f"{where}: {violation}")
+            seen.add((violation.kind, violation.path))
 
     def __str__(self) -> str:
         shown = (f"{f.name} {getattr(self, f.name)}" for f in fields(self) if f.name != "violations")
@@ -142,6 +151,9 @@ class Torture:
             client.mkdir(ROOT)
             stale = StaleWriters(self.cluster, client)
             stale.prepare(ROOT)
+            journal = Journal(directory / "fill.journal")
+            journal.open()
+            fill(client, journal, ROOT, self._fill_bytes(pressure))
             try:
                 for process in clients:
                     process.start()
@@ -156,16 +168,24 @@ class Torture:
                 # A node tells control with its heartbeats what it gave up.
                 time.sleep(REPORT_S)
             allowed = Allowance(self.cluster.timeline, damage, evicted)
-            self._check(client, clients, stale, allowed, f"seed {seed} ({story})")
+            self._check(client, directory, clients, stale, allowed, f"seed {seed} ({story})")
             events.calm()
             # What is gone must stay gone through the next loop's deaths, too.
             delete_all(client)
         return story
 
-    def _clients(self, directory: Path, seed: int, pressure: bool) -> list[ClientProcess]:
-        """Live data beyond memory, so that reads are cold; under pressure beyond the logs, too."""
+    def _fill_bytes(self, pressure: bool) -> int:
+        """More than memory holds, so that what was written first is cold; under pressure about what the logs
+        hold, so that they must give something up."""
         settings = self.settings
-        share = (2.0 if pressure else 0.4) if settings.logs else 0.08
+        if not settings.logs:
+            return 0
+        memory, logs = parse_bytes(settings.memory), settings.logs * settings.log_bytes
+        return settings.nodes * (logs if pressure else min(memory * 5 // 4, logs // 2))
+
+    def _clients(self, directory: Path, seed: int, pressure: bool) -> list[ClientProcess]:
+        settings = self.settings
+        share = (0.5 if pressure else 0.2) if settings.logs else 0.08
         room = settings.nodes * max(settings.logs, 1) * settings.log_bytes
         budget = int(share * room) // (THREADS * settings.clients)
         return [
@@ -178,6 +198,7 @@ class Torture:
     def _check(
         self,
         client: Client,
+        directory: Path,
         clients: list[ClientProcess],
         stale: StaleWriters,
         allowed: Allowance,
@@ -187,12 +208,12 @@ class Torture:
         for process in clients:
             crashed = [Violation("crashed", process.name, 0, 0, what) for what in process.failures]
             counters.blame(crashed, where)
-        stale.attempt()
+        stale.attempt(evicting=allowed.evicted is not None)
         counters.blame(stale.violations, where)
         counters.stale_attempts += stale.attempts
         verdict = Verdict(self.cluster, client, allowed)
-        for process in clients:
-            operations = read(process.journal)
+        for journal in sorted(directory.glob("*.journal")):
+            operations = read(journal)
             counters.operations += len(operations)
             verdict.judge(operations)
         verdict.gone(self._gone)

@@ -34,6 +34,7 @@ class StaleWriters:
     violations: list[Violation] = field(default_factory=list)
     attempts: int = 0
     _since: float = 0.0
+    _evicting: bool = False
     _files: dict[str, tuple[str, File]] = field(default_factory=dict)
     """Of each node, path and the writer's open file."""
 
@@ -66,8 +67,9 @@ class StaleWriters:
             if not wanted:
                 return
 
-    def attempt(self) -> None:
-        """Tries, and looks at the bytes. Every node must be up."""
+    def attempt(self, evicting: bool = False) -> None:
+        """Tries, and looks at the bytes, which an ``evicting`` node may have given up. All must be up."""
+        self._evicting = evicting
         for node, (path, old) in self._files.items():
             # Control knows nothing of the new epoch: its layout is the stale writer's.
             stale = self.client.namespace.layout(path, "read,write")
@@ -108,7 +110,8 @@ class StaleWriters:
         try:
             moved = self.client.open_layout(layout).read_into(start, buffer, timeout_s=TIMEOUT_S)
         except (*MISSING, errors.Hole) as error:
-            self.violations.append(Violation("lost_after_flush", path, start, end, str(error)))
+            if not self._evicting:
+                self.violations.append(Violation("lost_after_flush", path, start, end, str(error)))
             return
         expected = pattern(layout["file"], version, start, end - start)
         if moved != end - start or not np.array_equal(buffer, expected):

@@ -73,8 +73,7 @@ class Worker:
         self.conversation = Conversation(
             self.client, self.journal, self.random, self._adopt, self._version, self._applied, TIMEOUT_S
         )
-        known = [(k, w) for k, w in MIX if k not in ("flush", "warm") or hasattr(self.client, k)]
-        kinds, weights = zip(*known, strict=True)
+        kinds, weights = zip(*MIX, strict=True)
         while not stop.is_set():
             (kind,) = self.random.choices(kinds, weights)
             try:
