@@ -163,7 +163,13 @@ impl Column {
                 Some(Chunk { record: Some(record), .. }) if record.changed >= change => {
                     return Ok(Some(Arc::clone(&record.tier)));
                 }
-                Some(_) => tier.check()?,
+                Some(chunk) => {
+                    tier.check()?;
+                    if chunk.appending.is_none() {
+                        // An older snapshot was on its way when this was hurried before.
+                        self.hurry(index);
+                    }
+                }
             }
             // A log that has failed tells nobody.
             let _ = tokio::time::timeout(LOOK_AGAIN, progress).await;
