@@ -94,7 +94,10 @@ impl Layout {
             )));
         }
         let columns = json.columns.into_iter().enumerate().map(|(index, column)| {
-            column.checked().map_err(|why| invalid(format!("columns[{index}]: {why}")))
+            let wrong = |failure: Failure| {
+                Failure::new(failure.code, format!("layout: columns[{index}]: {}", failure.message))
+            };
+            column.checked().map_err(wrong)
         });
         Ok(Layout {
             path: json.path.unwrap_or_else(|| format!("file {}", json.file)),
@@ -123,18 +126,22 @@ impl Layout {
 }
 
 impl ColumnJson {
-    fn checked(self) -> Result<Column, String> {
+    fn checked(self) -> Result<Column, Failure> {
         let replicas: Vec<Replica> =
             self.replicas.into_iter().map(ReplicaJson::checked).collect::<Result<_, _>>()?;
         if replicas.is_empty() {
-            return Err("no replica".into());
+            return Err(Failure::new(Code::BadRequest, "no replica"));
         }
         Ok(Column { epoch: self.epoch, replicas })
     }
 }
 
 impl ReplicaJson {
-    fn checked(self) -> Result<Replica, String> {
+    fn checked(self) -> Result<Replica, Failure> {
+        if self.addresses.is_empty() {
+            let message = format!("node {:?} has no address yet: it is starting; try again", self.node);
+            return Err(Failure::new(Code::Unavailable, message));
+        }
         // Addresses of transports that this client does not speak are left to those that do.
         let spoken = |text: &&String| text.starts_with("tcp://") || text.starts_with("shm://");
         let addresses: Vec<Address> = self
@@ -142,10 +149,12 @@ impl ReplicaJson {
             .iter()
             .filter(spoken)
             .map(|text| Address::parse(text))
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<_, _>>()
+            .map_err(|why| Failure::new(Code::BadRequest, why.to_string()))?;
         if addresses.is_empty() {
-            let node = &self.node;
-            return Err(format!("node {node:?} has no tcp:// or shm:// address among {:?}", self.addresses));
+            let (node, all) = (&self.node, &self.addresses);
+            let message = format!("node {node:?} has no tcp:// or shm:// address among {all:?}");
+            return Err(Failure::new(Code::BadRequest, message));
         }
         Ok(Replica { node: self.node, incarnation: self.incarnation, addresses })
     }
@@ -189,6 +198,9 @@ pub(crate) mod tests {
         refused(&|l| l["columns"][0]["replicas"][0]["addresses"][0] = "rdma://1.2.3.4".into(), "no tcp://");
         refused(&|l| l["columns"][0]["replicas"][0]["addresses"][0] = "tcp://host:1".into(), "address");
         refused(&|l| l["capability"] = serde_json::Value::Null, "string");
+        let mut starting = good.clone();
+        starting["columns"][0]["replicas"][0]["addresses"] = serde_json::json!([]);
+        assert_eq!(Layout::parse(&starting.to_string()).unwrap_err().code, Code::Unavailable);
     }
 
     proptest! {

@@ -71,6 +71,8 @@ impl Options {
 pub struct Stats {
     /// Bytes of all segments.
     pub total_bytes: u64,
+    /// Bytes of each.
+    pub segment_bytes: u64,
     /// Bytes of live records, with their headers.
     pub live_bytes: u64,
     /// Bytes of dead records, of notes, and of segments' unused ends.
@@ -254,6 +256,7 @@ impl Log {
         let counters = &self.inner.counters;
         Stats {
             total_bytes: total,
+            segment_bytes: division.segment_bytes,
             live_bytes: bytes(live),
             dead_bytes: total - free - bytes(live),
             free_bytes: free,

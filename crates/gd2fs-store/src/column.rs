@@ -317,9 +317,11 @@ impl Column {
         last.map_or(0, |(index, chunk)| self.geometry.offset(*index, chunk.runs().end())).max(state.lost_end)
     }
 
-    /// The first file offset of this column below its length or seal whose byte is not there any more.
+    /// The first file offset of this column below its length or seal whose byte is not there any more. Where the length is not
+    /// known, and nothing is sealed, that is where what is there ends.
     pub(crate) fn valid(&self, state: &State) -> Option<u64> {
-        self.gap(state, 0, self.length(state).max(state.sealed))
+        let known = !self.is_lost(state) || state.sealed > 0;
+        self.gap(state, 0, if known { self.length(state).max(state.sealed) } else { u64::MAX })
     }
 
     /// The first file offset of this column in `[start, end)` whose byte is not there.

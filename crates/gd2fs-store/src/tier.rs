@@ -19,8 +19,9 @@ use crate::geometry::STRIPE_UNIT_MAX;
 /// A log has room for so many of its largest records, so that reclaim has something to choose from.
 const RECORDS_MIN: u64 = 32;
 const RECORD_BYTES_MIN: u64 = 64 << 10;
-/// With more than this alive reclaim copies several bytes for each that it frees.
+/// With more than this alive, and a few segments less, reclaim copies several bytes for each that it frees.
 const LIVE_PERCENT_MAX: u64 = 80;
+const SEGMENTS_SPARED: u64 = 3;
 
 /// One file or block device that the node writes behind to.
 #[derive(Clone, Debug)]
@@ -101,6 +102,7 @@ impl Tier {
     pub fn surplus(&self) -> Option<u64> {
         let stats = self.log.stats();
         let most = stats.total_bytes / 100 * LIVE_PERCENT_MAX;
+        let most = most.saturating_sub(SEGMENTS_SPARED * stats.segment_bytes);
         stats.live_bytes.checked_sub(most).filter(|surplus| *surplus > 0)
     }
 
