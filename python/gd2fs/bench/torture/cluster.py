@@ -59,7 +59,7 @@ class Cluster:
         nodes: int = 1,
         logs: int = 0,
         memory: str = "24MiB",
-        log_bytes: int = 96 << 20,
+        log_bytes: int = 128 << 20,
         seed: int = 0,
         environment: Mapping[str, str] | None = None,
     ) -> None:

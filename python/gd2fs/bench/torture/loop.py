@@ -41,7 +41,7 @@ class Settings:
     logs: int = 0
     """Disks of each node; 0: the nodes live in memory alone."""
     memory: str = "24MiB"
-    log_bytes: int = 96 << 20
+    log_bytes: int = 128 << 20
     clients: int = 2
     seconds: float = 2.0
     """Of one loop, without what the processes need to be back and the check."""
