@@ -9,28 +9,29 @@ use gd2fs_store::{DataDirError, LogDevice, Tiers};
 
 use super::*;
 
-const PATIENCE: Duration = Duration::from_secs(20);
-const MIB: usize = 1 << 20;
+pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const MIB: usize = 1 << 20;
 
-fn run<T>(test: impl Future<Output = T>) -> T {
+pub fn run<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("no test waits so long") })
 }
 
 /// A node's disk that outlives its stores.
-struct Disk {
+pub struct Disk {
     directory: tempfile::TempDir,
     incarnation: u32,
-    memory_bytes: usize,
-    log_bytes: u64,
-    logs: usize,
-    flush_delay: Duration,
+    pub memory_bytes: usize,
+    pub log_bytes: u64,
+    pub logs: usize,
+    pub flush_delay: Duration,
+    pub tenant_share: f64,
     power: Option<PowerCut>,
     faults: Option<Faults>,
 }
 
 impl Disk {
-    fn new(memory_bytes: usize, log_bytes: u64) -> Disk {
+    pub fn new(memory_bytes: usize, log_bytes: u64) -> Disk {
         let directory = tempfile::tempdir().unwrap();
         let flush_delay = Duration::from_secs(3600);
         Disk {
@@ -40,13 +41,14 @@ impl Disk {
             log_bytes,
             logs: 1,
             flush_delay,
+            tenant_share: 1.0,
             power: None,
             faults: None,
         }
     }
 
     /// The store of the next incarnation, with a log that writes only when it is asked to, unless `flush_delay` is less.
-    async fn open(&mut self) -> Store {
+    pub async fn open(&mut self) -> Store {
         self.incarnation += 1;
         let begun = Instant::now();
         let data = loop {
@@ -77,6 +79,7 @@ impl Disk {
             logs: (0..self.logs).map(device).collect(),
             flush_delay: self.flush_delay,
             dirty_bytes_max: 0,
+            tenant_share: self.tenant_share,
         };
         Store::with_logs(self.memory_bytes, data, tiers).await.unwrap()
     }
@@ -89,7 +92,7 @@ impl Disk {
     }
 }
 
-async fn put(column: &Arc<Column>, grant: u64, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
+pub async fn put(column: &Arc<Column>, grant: u64, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
     let ticket = column.begin_write(1, grant, offset, bytes.len() as u32).await?;
     fill(&ticket, bytes);
     let sums = sums::piece_sums(offset, bytes);
@@ -97,7 +100,7 @@ async fn put(column: &Arc<Column>, grant: u64, offset: u64, bytes: &[u8]) -> Res
     unsafe { ticket.publish(&sums, Some(&sums), || false) }.await
 }
 
-async fn get(column: &Arc<Column>, offset: u64, length: u32) -> Result<Vec<u8>, Failure> {
+pub async fn get(column: &Arc<Column>, offset: u64, length: u32) -> Result<Vec<u8>, Failure> {
     let view = column.read(1, offset, length, true).await?;
     let bytes = view.bytes().to_vec();
     assert_eq!(sums::piece_sums(offset, &bytes), view.sums, "the reader's own check");
