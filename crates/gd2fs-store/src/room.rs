@@ -50,14 +50,15 @@ impl Room {
         let tenant = column.tenant();
         let Some(tier) = self.shared.tier_of(&column.key(index)) else { return Ok(()) };
         while tenant.log.is_above(0) && tier.surplus().is_some() {
-            let one = tier.evicting.lock().await;
+            let refused = || tenant.above("log", &tenant.log);
+            let one = timeout_at(self.until.into(), tier.evicting.lock()).await.map_err(|_| refused())?;
             let Some(surplus) = tier.surplus() else { break };
             if self.shared.evict_log(tier, surplus, tenant).await? > 0 {
                 break;
             }
             drop(one);
             if Instant::now() >= self.until {
-                return Err(tenant.above("log", &tenant.log));
+                return Err(refused());
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }

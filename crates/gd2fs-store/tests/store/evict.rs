@@ -318,22 +318,22 @@ fn two_tenants_that_write_at_once_stay_within_their_shares() {
     });
 }
 
-/// A tenant stores 6 MiB in a log that may hold 19, and another 64 MiB after it; how much of the first is left.
+/// A tenant stores 6 MiB in a log that may hold 19, and another 18 MiB after it; how much of the first is left.
 async fn left_after_a_flood(share: f64) -> (u64, u64) {
     let mut disk = Disk::new(4 * MIB, 24 << 20);
     disk.flush_delay = Duration::ZERO;
     disk.tenant_share = share;
     let store = disk.open().await;
     let mut quiet = Vec::new();
-    for number in 0..6 {
-        quiet.push(stored(&store, &of("quiet", number, 0), 4).await);
+    for number in 0..3 {
+        quiet.push(stored(&store, &of("quiet", number, 0), 8).await);
     }
-    for number in 0..64 {
-        stored(&store, &of("loud", 100 + number, 9), 4).await;
+    for number in 0..9 {
+        stored(&store, &of("loud", 100 + number, 9), 8).await;
     }
     let mut left = 0;
     for column in quiet {
-        for unit in 0..4 {
+        for unit in 0..8 {
             match get(&column, unit * U, UNIT).await {
                 Ok(bytes) => {
                     assert!(bytes == pattern(UNIT as usize, unit as u8));
