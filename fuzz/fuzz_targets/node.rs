@@ -363,6 +363,7 @@ fn open(file: &str) -> Vec<u8> {
         nodes: vec![vec!["n1".into()]],
         expiry: u64::MAX >> 1,
         bearer: false,
+        priority: 0,
     };
     let open = Open { column: 0, capability: Keys::development().sign(&capability) };
     Frame::with_message(Header::request(Opcode::Open, 2), &open).expect("it fits").encode(&[])

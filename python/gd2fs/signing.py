@@ -31,7 +31,7 @@ _PREFIX = "gd2fs1"
 _KEY_BYTES_MIN = 16
 _TEXT_BYTES_MAX = 60_000
 """A capability of a file with 1,000 columns stays well below this."""
-_U32_MAX, _U64_MAX = 2**32 - 1, 2**64 - 1
+_U8_MAX, _U32_MAX, _U64_MAX = 2**8 - 1, 2**32 - 1, 2**64 - 1
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 _FILE_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -59,7 +59,8 @@ class Capability:
 
     `ranges` are bytes `[start, end)`, end -1 is open, none at all means everything. `columns` holds (epoch,
     born) of each column, `nodes` the names of the nodes that hold it. A `bearer` capability counts for
-    whoever presents it, whatever its tenant: it travelled with a request.
+    whoever presents it, whatever its tenant: it travelled with a request. A full node gives up files of a
+    higher `priority` (0 to 255) later.
     """
 
     tenant: str
@@ -74,6 +75,7 @@ class Capability:
     nodes: Sequence[Sequence[str]]
     expiry: int
     bearer: bool = False
+    priority: int = 0
     typ: ClassVar[str] = "cap"
 
     def payload(self) -> dict[str, Any]:
@@ -93,6 +95,8 @@ class Capability:
         }
         if self.bearer:
             payload["bearer"] = True
+        if self.priority:
+            payload["priority"] = self.priority
         return payload
 
     @classmethod
@@ -116,6 +120,7 @@ class Capability:
             nodes=tuple(fields.lists_of_text("nodes")),
             expiry=fields.whole("expiry"),
             bearer=fields.flag("bearer"),
+            priority=fields.whole("priority", _U8_MAX, absent=0),
         )
 
 
@@ -234,7 +239,7 @@ class _Fields:
         "token": frozenset({"tenant", "role", "expiry"}),
         "cap": frozenset(
             {"tenant", "file", "class", "stripe_unit", "width", "rights", "ranges", "grant", "columns"}
-            | {"nodes", "expiry", "bearer"}
+            | {"nodes", "expiry", "bearer", "priority"}
         ),
         "plan": frozenset({"plan", "session", "tenant", "expiry"}),
     }
@@ -261,8 +266,8 @@ class _Fields:
             raise self.refuse(name, "must be a string")
         return value
 
-    def whole(self, name: str, maximum: int = _U64_MAX) -> int:
-        return self._whole(name, self._fields.get(name), 0, maximum)
+    def whole(self, name: str, maximum: int = _U64_MAX, *, absent: int | None = None) -> int:
+        return self._whole(name, self._fields.get(name, absent), 0, maximum)
 
     def flag(self, name: str) -> bool:
         value = self._fields.get(name, False)

@@ -70,6 +70,8 @@ def test_short_environment_names_win_over_general_ones() -> None:
         ({"GD2FS_NODE_LOG_ENGINE": "aio"}, "node.log_engine"),
         ({"GD2FS_NODE_FLUSH_DELAY_MS": "-1"}, "node.flush_delay_ms"),
         ({"GD2FS_NODE_FLUSH_S": "0"}, "node.flush_s"),
+        ({"GD2FS_NODE_TENANT_SHARE": "0"}, "node.tenant_share"),
+        ({"GD2FS_NODE_TENANT_SHARE": "1.01"}, "node.tenant_share"),
         ({"GD2FS_NODE_DIRTY_BYTES_MAX": "2GiB"}, "node.dirty_bytes_max"),
     ],
 )

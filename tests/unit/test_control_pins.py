@@ -65,6 +65,16 @@ def test_a_plan_pins_its_ranges_and_its_commit_lets_go(api: ControlApi, session:
     _eventually(lambda: not _node(api).pins)
 
 
+def test_ranges_are_pinned_in_the_order_of_their_tokens(api: ControlApi, session: str) -> None:
+    edited = [*IDS[:12], 70, 71, 72]
+    api.turn(session, edited, [3], "r2")
+    plan = api.plan(session, [*edited, 3, 4], "r3")
+    paths = {layout["file"]: layout["path"] for layout in plan["kv_transfer"]["plan"]["layouts"].values()}
+    items = _node(api).pins[plan["plan"]]
+    names = [paths[item["file"]].rpartition("/")[2] for item in items]
+    assert names == ["1.kv", "1.kv.tokens", "2.kv", "2.kv.tokens"], "the node evicts from the end"
+
+
 def test_an_abort_lets_go_once(api: ControlApi, session: str) -> None:
     plan = api.plan(session, NEXT, "r2")
     body = {"plan_token": plan["kv_transfer"]["plan"]["token"]}

@@ -441,6 +441,23 @@ def test_a_commit_must_be_what_was_planned(api: ControlApi, change: dict[str, An
         api.commit(body)
 
 
+def test_a_session_gives_its_priority_to_its_files(api: ControlApi) -> None:
+    keys = Keys.development()
+
+    def priority(layout: dict[str, Any]) -> int:
+        return keys.verify(layout["capability"], Capability, now=api.clock.now).priority
+
+    session = api.session(priority=7)
+    api.turn(session, range(20), [1, 2], "r1")
+    layouts = api.plan(session, [*range(12), 70, 71], "r2")["kv_transfer"]["plan"]["layouts"]
+    assert [priority(layout) for layout in layouts.values()] == [7] * 4
+    alone = api.call("GET", "/v1/fs/layout", path=f"/.kv/{session}/1.kv")
+    assert priority(alone) == 7
+    other = api.plan(api.session(), range(5), "r1")["kv_transfer"]["plan"]["layouts"]
+    assert [priority(layout) for layout in other.values()] == [0, 0]
+    assert priority(api.call("POST", "/v1/fs/create", {"path": "/plain"})["layout"]) == 0
+
+
 def test_capabilities_reach_exactly_what_was_planned(api: ControlApi) -> None:
     session = api.session()
     api.turn(session, range(20), [1, 2], "r1")

@@ -154,7 +154,11 @@ def test_what_came_back_is_reported_before_the_first_heartbeat(
             )
         return well(request)
 
-    world = _logged(tmp_path, half_known, **{"node.flush_s": "7", "node.dirty_bytes_max": "64MiB"})
+    world = _logged(
+        tmp_path,
+        half_known,
+        **{"node.flush_s": "7", "node.dirty_bytes_max": "64MiB", "node.tenant_share": "0.5"},
+    )
     world.reports.extend([_item(3 * n), _item(3 * n + 1)] for n in range(10))
     assert world.run(lambda w: w.count("/heartbeat") >= 1) == 0
     verbs = [path.rsplit("/", 1)[1] for _, path, _ in world.requests[:12]]
@@ -167,6 +171,7 @@ def test_what_came_back_is_reported_before_the_first_heartbeat(
     assert given == {"log_bytes": 1 << 30, "log_engine": "auto", "flush_delay_ms": 200}
     assert native.config["logs"] == [f"{tmp_path}/a.log", f"{tmp_path}/b.log"]
     assert native.config["dirty_bytes_max"] == 64 << 20
+    assert native.config["tenant_share"] == 0.5
     assert native.stopped == [5000]
     assert "does not know 10" in caplog.text and "fsck" in caplog.text
 

@@ -46,6 +46,9 @@ pub struct Config {
     /// With more than this in memory alone, writes wait for the log; 0: half of `memory_bytes`.
     #[serde(default)]
     pub dirty_bytes_max: u64,
+    /// The part of each tier that one tenant may hold while others want room; 1: no bound.
+    #[serde(default = "default_tenant_share")]
+    pub tenant_share: f64,
     /// A stop gives the log so long to take what it does not have yet.
     #[serde(default = "default_flush_s")]
     pub flush_s: u64,
@@ -68,6 +71,10 @@ fn default_log_engine() -> String {
 
 fn default_flush_delay_ms() -> u64 {
     200
+}
+
+fn default_tenant_share() -> f64 {
+    1.0
 }
 
 fn default_flush_s() -> u64 {
@@ -176,6 +183,10 @@ impl Config {
         {
             return Err(wrong("logs", format!("{} is given twice", self.logs[twice].display())));
         }
+        if !(self.tenant_share > 0.0 && self.tenant_share <= 1.0) {
+            let reason = format!("{} is not a share above 0 and up to 1", self.tenant_share);
+            return Err(wrong("tenant_share", reason));
+        }
         let options = gd2fs_device::Options { engine, ..gd2fs_device::Options::default() };
         let device = |path: &PathBuf| LogDevice {
             path: path.clone(),
@@ -188,6 +199,7 @@ impl Config {
             logs: self.logs.iter().map(device).collect(),
             flush_delay: Duration::from_millis(self.flush_delay_ms),
             dirty_bytes_max: usize::try_from(self.dirty_bytes_max).unwrap_or(usize::MAX),
+            tenant_share: self.tenant_share,
         })
     }
 }
@@ -238,6 +250,9 @@ mod tests {
         assert!(refused(&|c| c.io_threads = 1000).starts_with("io_threads: "));
         assert!(refused(&|c| c.memory_threads = 1000).starts_with("memory_threads: "));
         assert!(refused(&|c| c.memory_bytes = 5).starts_with("memory_bytes: "));
+        for share in [0.0, 1.5, -0.5, f64::NAN] {
+            assert!(refused(&|c| c.tenant_share = share).starts_with("tenant_share: "));
+        }
         assert!(refused(&|c| c.incarnation = 0).starts_with("incarnation: "));
         assert!(refused(&|c| c.connections_max = 0).starts_with("connections_max: "));
         assert!(refused(&|c| c.keys = "1:00".into()).contains("GD2FS_CLUSTER_KEYS"));

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::buddy::{Buddy, LEAF_BYTES, ORDER_MAX, order_of};
 use crate::frame::Frame;
+use crate::ledger::Held;
 use crate::mapping::Mapping;
 
 /// As large as the largest stripe unit, so that every chunk fits into one slab.
@@ -64,14 +65,21 @@ impl Arena {
         self.slabs.lock().list.iter().flatten().map(|slab| slab.mapping.bytes()).sum()
     }
 
+    /// The size of a frame for `bytes`, which are a chunk at most.
+    pub(crate) fn frame_bytes(bytes: usize) -> Result<usize, Failure> {
+        let too_large = || format!("a frame of {bytes} bytes is over the limit of {SLAB_BYTES}");
+        let order = order_of(bytes).ok_or_else(|| Failure::new(Code::TooLarge, too_large()))?;
+        Ok(LEAF_BYTES << order)
+    }
+
     /// A frame of at least `bytes`, which is a chunk's size at most. Its content is whatever was there before.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Frame, Failure> {
-        let order = order_of(bytes).ok_or_else(|| {
-            Failure::new(
-                Code::TooLarge,
-                format!("a frame of {bytes} bytes is over the limit of {SLAB_BYTES}"),
-            )
-        })?;
+        self.allocate_for(bytes, None)
+    }
+
+    /// The same on somebody's account.
+    pub(crate) fn allocate_for(self: &Arc<Self>, bytes: usize, held: Option<Held>) -> Result<Frame, Failure> {
+        let order = (Arena::frame_bytes(bytes)? / LEAF_BYTES).ilog2() as usize;
         let mut slabs = self.slabs.lock();
         let index = match (order..=ORDER_MAX).find_map(|o| slabs.by_largest[o].first().copied()) {
             Some(index) => index,
@@ -86,7 +94,7 @@ impl Arena {
         slabs.rank(index, before, after);
         drop(slabs);
         self.used.fetch_add(LEAF_BYTES << order, Ordering::Relaxed);
-        Ok(Frame::new(self.clone(), address, index, leaf, order))
+        Ok(Frame::new(self.clone(), address, index, leaf, order, held))
     }
 
     fn add_slab(&self, slabs: &mut Slabs, order: usize) -> Result<usize, Failure> {

@@ -131,10 +131,17 @@ impl Store {
         Ok((pin, column))
     }
 
-    /// Lets go all that is pinned under one id.
+    /// Lets go all that is pinned under one id. That counts as its last use, of what was pinned first the latest: of a session, whose
+    /// ranges are pinned in the order of their tokens, the beginning is of use without the rest, and must go last.
     pub fn unpin(&self, item: &UnpinItem) -> Result<UnpinReply, Failure> {
-        let ranges = self.shared.pins.unpin(parse_pin(&item.pin)?, Instant::now());
-        Ok(UnpinReply { ranges })
+        let names = self.shared.pins.unpin(parse_pin(&item.pin)?, Instant::now());
+        let now_us = self.shared.now_us();
+        for (step, name) in names.iter().rev().enumerate() {
+            if let Some(column) = self.columns.get(*name) {
+                column.touch_at(now_us + step as u64);
+            }
+        }
+        Ok(UnpinReply { ranges: names.len() as u64 })
     }
 
     /// A page of the columns that are not deleted, in the order of (file, column).

@@ -23,6 +23,7 @@ use crate::grains::{Grains, RunGrains};
 use crate::hurdle::Hurdle;
 use crate::read::Learned;
 use crate::runs::{Run, Runs};
+use crate::tenants::Tenant;
 use crate::tier::Record;
 
 /// Runs that every chunk may have: 12 KiB of them.
@@ -106,10 +107,14 @@ impl Chunk {
         (self.record.is_some() || self.appending.is_some()) && self.runs.overlaps(start, end)
     }
 
-    /// Whether the frame can be given up: the record is as new, and nobody else holds the frame.
-    pub fn can_cool(&self) -> bool {
-        let kept = self.record.as_ref().is_some_and(|record| record.changed == self.changed);
-        kept && self.can_go()
+    /// Whether the chunk is in both tiers.
+    pub fn is_clean(&self) -> bool {
+        self.frame.is_some() && self.is_kept()
+    }
+
+    /// Whether the record is as new as the chunk.
+    fn is_kept(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| record.changed == self.changed)
     }
 
     /// Whether nobody reads the chunk's frame, writes into it or writes it to the log.
@@ -130,8 +135,7 @@ impl Chunk {
 
     /// Gives up a frame whose bytes are wrong, if the log has them right. Readers that hold it will find out by themselves.
     pub fn fall_back(&mut self) -> bool {
-        let kept = self.record.as_ref().is_some_and(|record| record.changed == self.changed);
-        let may = kept && self.held.is_empty() && self.appending.is_none();
+        let may = self.is_kept() && self.held.is_empty() && self.appending.is_none();
         if may {
             self.cool();
         }
@@ -172,16 +176,16 @@ impl Chunk {
     }
 
     /// A frame into whose `[start, end)` a new write may be received: the chunk's own, or a private one.
-    pub fn reserve(&mut self, arena: &Arc<Arena>, start: u32, end: u32) -> Result<Frame, Hurdle> {
+    pub fn reserve(&mut self, memory: &Memory, start: u32, end: u32) -> Result<Frame, Hurdle> {
         self.check_runs(start, end)?;
         if self.runs.overlaps(start, end) {
-            return allocate(arena, self.own().capacity().max(end as usize));
+            return memory.frame(self.own().capacity().max(end as usize));
         }
         if end as usize > self.own().capacity() {
-            let larger = allocate(arena, end as usize)?;
+            let larger = memory.frame(end as usize)?;
             self.move_to(larger, end, end);
         } else if !self.is_untouched(start, end) {
-            return allocate(arena, self.own().capacity());
+            return memory.frame(self.own().capacity());
         }
         self.held.push((start, end));
         Ok(self.own().clone())
@@ -219,7 +223,7 @@ impl Chunk {
     /// Makes `[start, end)` of `received`, whose sums were verified, part of the chunk; all of it or, on an error, nothing.
     pub fn publish(
         &mut self,
-        arena: &Arc<Arena>,
+        memory: &Memory,
         received: &Frame,
         start: u32,
         end: u32,
@@ -235,7 +239,7 @@ impl Chunk {
                 // keeps it so.
                 unsafe { self.own().copy_from(received, start, end) };
             } else {
-                let target = self.target_for(arena, received, start, end)?;
+                let target = self.target_for(memory, received, start, end)?;
                 self.move_to(target, start, end);
             }
         }
@@ -264,18 +268,12 @@ impl Chunk {
 
     /// A frame that holds `[start, end)` of `received` and has room for the rest of the chunk: `received` itself where
     /// possible. Only overlapping writes beside a growing chunk need a new one here, and may meet NO_SPACE this late.
-    fn target_for(
-        &self,
-        arena: &Arc<Arena>,
-        received: &Frame,
-        start: u32,
-        end: u32,
-    ) -> Result<Frame, Hurdle> {
+    fn target_for(&self, memory: &Memory, received: &Frame, start: u32, end: u32) -> Result<Frame, Hurdle> {
         let capacity = self.own().capacity().max(end as usize);
         if received.is_exclusive() && received.capacity() >= capacity {
             return Ok(received.clone());
         }
-        let target = allocate(arena, capacity)?;
+        let target = memory.frame(capacity)?;
         // SAFETY: the receive into `received` is over, and the target is new.
         unsafe { target.copy_from(received, start, end) };
         Ok(target)
@@ -329,8 +327,17 @@ impl Chunk {
     }
 }
 
-fn allocate(arena: &Arc<Arena>, bytes: usize) -> Result<Frame, Hurdle> {
-    arena.allocate(bytes).map_err(|failure| Hurdle::room(bytes, failure))
+/// Where the frames of a chunk come from, and for whom they count.
+pub(crate) struct Memory<'a> {
+    pub arena: &'a Arc<Arena>,
+    pub tenant: &'a Tenant,
+}
+
+impl Memory<'_> {
+    /// A frame of at least `bytes`.
+    pub fn frame(&self, bytes: usize) -> Result<Frame, Hurdle> {
+        self.tenant.frame(self.arena, bytes).map_err(|failure| Hurdle::room(bytes, failure))
+    }
 }
 
 pub(crate) fn verify(run: &Run, actual: u32) -> Result<(), Failure> {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gd2fs_log::{ColumnState, Key, Note};
 use gd2fs_wire::capability::{Capability, Right, format_file_id};
@@ -12,15 +11,17 @@ use gd2fs_wire::{Code, Failure};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use crate::chunk::Chunk;
+use crate::chunk::{Chunk, Memory};
 use crate::columns::Name;
 use crate::geometry::{Geometry, Place};
 use crate::hurdle::Hurdle;
 use crate::keeping::Owed;
 use crate::room::Room;
 use crate::shared::Shared;
+use crate::standing::{Listed, Standing};
 
-/// Operations on it are in files of their own: `reading`, `writing`, `keeping` (what becomes of it in the log) and `evict`.
+/// Operations on it are in files of their own: `reading`, `writing`, `keeping` (what becomes of it in the log),
+/// `standing` and `evict`.
 pub struct Column {
     pub(crate) file: u128,
     pub(crate) geometry: Geometry,
@@ -28,8 +29,7 @@ pub struct Column {
     pub(crate) state: Mutex<State>,
     /// A snapshot arrived in the log, or will not.
     pub(crate) progress: Notify,
-    /// When it was last used, in microseconds of the store.
-    pub(crate) used_at: AtomicU64,
+    pub(crate) standing: Standing,
 }
 
 #[derive(Default)]
@@ -52,6 +52,7 @@ pub(crate) struct State {
     pub logged: bool,
     /// What must be durable before anything that depends on it is answered.
     pub owed: Owed,
+    pub listed: Listed,
 }
 
 /// What an OPEN tells.
@@ -71,9 +72,10 @@ impl Column {
     }
 
     pub(crate) fn with(file: u128, geometry: Geometry, shared: Arc<Shared>, state: State) -> Column {
-        let used_at = AtomicU64::new(shared.now_us());
         let (state, progress) = (Mutex::new(state), Notify::new());
-        Column { file, geometry, shared, state, progress, used_at }
+        let column = Column { file, geometry, shared, state, progress, standing: Standing::default() };
+        column.touch();
+        column
     }
 
     pub fn file(&self) -> u128 {
@@ -110,6 +112,7 @@ impl Column {
         let mut state = self.lock_alive()?;
         self.touch();
         self.adopt_epoch(&mut state, epoch, born)?;
+        self.belong(&mut state, capability);
         if capability.rights.contains(&Right::Write) {
             self.check_grant(&state, capability.grant)?;
             if capability.grant > state.grant {
@@ -131,7 +134,7 @@ impl Column {
         match hurdle {
             Hurdle::Cold(index) => self.lift(index).await,
             Hurdle::Owed => self.settle().await,
-            Hurdle::Room(bytes, failure) => room.make(bytes, failure).await,
+            Hurdle::Room(bytes, failure) => room.make(self.tenant(), bytes, failure).await,
             Hurdle::No(failure) => Err(failure),
         }
     }
@@ -167,6 +170,8 @@ impl Column {
         let mut state = self.state.lock();
         state.deleted = true;
         state.owed = Owed::default();
+        self.unlist_dram(&mut state);
+        self.unlist_log(&mut state);
         let chunks = std::mem::take(&mut state.chunks);
         if state.logged {
             let (file, column) = self.name();
@@ -352,11 +357,8 @@ impl Column {
         }
     }
 
-    /// Notes that somebody uses the column, and says when.
-    pub(crate) fn touch(&self) -> u64 {
-        let now = self.shared.now_us();
-        self.used_at.store(now, Relaxed);
-        now
+    pub(crate) fn memory(&self) -> Memory<'_> {
+        Memory { arena: &self.shared.arena, tenant: self.tenant() }
     }
 
     pub(crate) fn is_lost(&self, state: &State) -> bool {

@@ -1,6 +1,11 @@
-//! Giving up memory, and space in the logs, for what is needed more: least recently used columns first. What is gone for good
-//! goes from a column's tail on, since the prefix that remains is of use.
+//! Giving up memory, and space in the logs, for what is needed more.
+//!
+//! Columns of the lowest priority go first, among them those least recently used. What is gone for good goes from a column's
+//! tail on, since the prefix that remains is of use. Of the columns that one session refers to, those with later tokens go first: a plan's end counts as
+//! the last use of all that it has reused, from its last range to its first (see `Store::unpin`). By their reads alone it would
+//! be the other way round.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -8,86 +13,173 @@ use std::time::Instant;
 use gd2fs_wire::Failure;
 
 use crate::column::Column;
+use crate::ledger::{Ledger, Rank};
 use crate::shared::Shared;
+use crate::tenants::Tenant;
 use crate::tier::Tier;
 
-/// At least this share of a tier is given up at once, so that the search pays.
-const SHARE: u64 = 64;
+/// At least this part of a tier, or of a tenant's share, is given up at once, so that the search pays.
+const PART: u64 = 64;
 /// What was used so lately is not given up for good: whoever is about to use it, or still writes it, would lose it at once.
 const RECENT_US: u64 = 250_000;
 
 impl Shared {
-    /// Gives up at least `bytes` of memory if there is something to give up, and returns how many.
-    pub fn evict(&self, bytes: usize) -> usize {
+    /// Gives up at least `bytes` of memory for a tenant if there is something to give up, and returns how many.
+    pub fn evict(&self, bytes: usize, asker: &Arc<Tenant>) -> usize {
         let _one = self.evicting.lock();
-        let goal = bytes.max(self.arena.capacity() / SHARE as usize);
+        let goal = (bytes as u64).max(asker.dram.bound.min(self.arena.capacity() as u64) / PART);
         let mut freed = 0;
-        for column in self.least_recent() {
-            if freed >= goal {
-                break;
+        for sources in self.turns(|tenant| &tenant.dram, asker, bytes as u64) {
+            let mut walk = Walk::new(sources);
+            while freed < goal
+                && let Some((column, most)) = walk.next()
+            {
+                let most = most.min(goal - freed);
+                freed += if !self.tiers.is_empty() {
+                    column.cool(most)
+                } else if self.is_recent(&column) {
+                    walk.skip_priority();
+                    0
+                } else {
+                    column.drop_tail(most)
+                };
             }
-            freed += if self.tiers.is_empty() {
-                if self.is_recent(&column) {
-                    break;
-                }
-                column.drop_tail(goal - freed)
-            } else {
-                column.cool(goal - freed)
-            };
         }
-        self.counters.evicted_dram_bytes.fetch_add(freed as u64, Relaxed);
-        freed
+        self.counters.evicted_dram_bytes.fetch_add(freed, Relaxed);
+        freed as usize
     }
 
-    /// Gives up chunks of one log so that `bytes` or more can be written, and returns how many bytes that was once it is
+    /// Gives up chunks of one log so that a tenant can write `bytes` or more, and returns how many bytes that was once it is
     /// durable that they are gone.
-    pub async fn evict_log(&self, tier: &Arc<Tier>, bytes: u64) -> Result<u64, Failure> {
-        let goal = bytes.max(tier.log.stats().total_bytes / SHARE);
+    pub async fn evict_log(&self, tier: &Arc<Tier>, bytes: u64, asker: &Arc<Tenant>) -> Result<u64, Failure> {
+        let goal = bytes.max(asker.log.bound.min(tier.live_bytes_max) / PART);
         let mut freed = 0;
-        for column in self.least_recent() {
-            if freed >= goal || self.is_recent(&column) {
-                break;
+        for sources in self.turns(|tenant| &tenant.log, asker, bytes) {
+            let mut walk = Walk::new(sources);
+            while freed < goal
+                && let Some((column, most)) = walk.next()
+            {
+                if self.is_recent(&column) {
+                    walk.skip_priority();
+                    continue;
+                }
+                let of_column = column.forget_tail(tier, most.min(goal - freed));
+                if of_column > 0 {
+                    column.settle().await?;
+                }
+                freed += of_column;
             }
-            let of_column = column.forget_tail(tier, goal - freed);
-            if of_column > 0 {
-                column.settle().await?;
-            }
-            freed += of_column;
         }
         self.counters.evicted_log_bytes.fetch_add(freed, Relaxed);
         Ok(freed)
     }
 
-    fn least_recent(&self) -> Vec<Arc<Column>> {
-        let mut all = self.columns.upgrade().map(|columns| columns.all()).unwrap_or_default();
-        all.sort_by_cached_key(|column| column.used_at.load(Relaxed));
-        all
+    /// Where `bytes` for a tenant are looked for, one after the other. Beyond its share: first among what is its own, then in
+    /// what others have beyond theirs, or nobody has. Within: first in what others have beyond theirs, then everywhere.
+    fn turns(
+        &self,
+        ledger: impl Fn(&Tenant) -> &Arc<Ledger>,
+        asker: &Arc<Tenant>,
+        bytes: u64,
+    ) -> [Vec<Source>; 2] {
+        let all = self.tenants.all();
+        let ledgers = || all.iter().map(|tenant| Arc::clone(ledger(tenant)));
+        let surplus = || {
+            let above = ledgers().filter(|ledger| ledger.is_above(0));
+            above.map(|ledger| Source { keeps: ledger.bound, ledger })
+        };
+        let whole = |ledger| Source { keeps: 0, ledger };
+        if ledger(asker).is_above(bytes) {
+            let nobodys = whole(Arc::clone(ledger(&self.tenants.nobody)));
+            [vec![whole(Arc::clone(ledger(asker)))], surplus().chain([nobodys]).collect()]
+        } else {
+            [surplus().collect(), ledgers().map(whole).collect()]
+        }
     }
 
     fn is_recent(&self, column: &Column) -> bool {
-        self.now_us().saturating_sub(column.used_at.load(Relaxed)) < RECENT_US
+        self.now_us().saturating_sub(column.rank().used_at) < RECENT_US
+    }
+}
+
+/// A ledger of which something may go, down to what it keeps.
+struct Source {
+    ledger: Arc<Ledger>,
+    keeps: u64,
+}
+
+/// The columns of several ledgers in the order in which they go: a step costs the logarithm of their number.
+struct Walk {
+    sources: Vec<Source>,
+    /// The next column of each source.
+    heads: BTreeMap<(Rank, usize), Arc<Column>>,
+    /// Where the last column came from, and behind which rank its source goes on.
+    last: Option<(usize, Rank)>,
+}
+
+impl Walk {
+    fn new(sources: Vec<Source>) -> Walk {
+        let mut walk = Walk { heads: BTreeMap::new(), last: None, sources };
+        (0..walk.sources.len()).for_each(|source| walk.advance(source, None));
+        walk
+    }
+
+    fn advance(&mut self, source: usize, after: Option<Rank>) {
+        if let Some((rank, column)) = self.sources[source].ledger.next(after) {
+            self.heads.insert((rank, source), column);
+        }
+    }
+
+    /// A column, and the bytes that may go of its tenant.
+    fn next(&mut self) -> Option<(Arc<Column>, u64)> {
+        loop {
+            if let Some((source, rank)) = self.last.take() {
+                self.advance(source, Some(rank));
+            }
+            let ((rank, source), column) = self.heads.pop_first()?;
+            let Source { ledger, keeps } = &self.sources[source];
+            let most = ledger.held().saturating_sub(*keeps);
+            if most > 0 {
+                self.last = Some((source, rank));
+                return Some((column, most));
+            }
+        }
+    }
+
+    /// Leaves out what comes behind the last column in its source and has its priority: it was used later still.
+    fn skip_priority(&mut self) {
+        self.last = self.last.map(|(source, rank)| (source, Rank::end_of(rank.priority)));
     }
 }
 
 impl Column {
     /// Gives up the frames of clean chunks, those that were used least recently first, until `goal` bytes are free. They can be
     /// lifted again: what counts is who needs them next, and not which prefix remains.
-    fn cool(&self, goal: usize) -> usize {
+    fn cool(&self, goal: u64) -> u64 {
         let mut state = self.state.lock();
-        let mut clean: Vec<_> = state.chunks.values_mut().rev().filter(|chunk| chunk.can_cool()).collect();
+        let mut clean: Vec<_> = state.chunks.values_mut().rev().filter(|chunk| chunk.is_clean()).collect();
         clean.sort_by_key(|chunk| chunk.used_at);
         let mut freed = 0;
+        let mut more = false;
         for chunk in clean {
             if freed >= goal {
+                more = true;
                 break;
             }
-            freed += chunk.cool();
+            if chunk.can_go() {
+                freed += chunk.cool() as u64;
+            } else {
+                more = true;
+            }
+        }
+        if !more {
+            self.unlist_dram(&mut state);
         }
         freed
     }
 
     /// Without a log: gives up whole chunks, from the last on, until `goal` bytes are free.
-    fn drop_tail(&self, goal: usize) -> usize {
+    fn drop_tail(&self, goal: u64) -> u64 {
         let mut state = self.state.lock();
         let mut freed = 0;
         while freed < goal
@@ -95,9 +187,12 @@ impl Column {
             && chunk.can_go()
             && !self.is_pinned(*index)
         {
-            freed += chunk.frame().map_or(0, |frame| frame.capacity());
+            freed += chunk.frame().map_or(0, |frame| frame.capacity() as u64);
             let index = *index;
             self.lose(&mut state, index);
+        }
+        if state.chunks.is_empty() {
+            self.unlist_dram(&mut state);
         }
         freed
     }
@@ -105,19 +200,22 @@ impl Column {
     /// Gives up chunks that `tier` has, from the last on, until `goal` bytes of it are free.
     fn forget_tail(&self, tier: &Arc<Tier>, goal: u64) -> u64 {
         let mut state = self.state.lock();
-        let mut going = Vec::new();
-        let mut freed = 0;
+        let (mut going, mut wanted, mut freed) = (Vec::new(), 0, 0);
         for (index, chunk) in state.chunks.iter().rev() {
             if freed >= goal || !chunk.can_go() || self.is_pinned(*index) {
                 break;
             }
-            if let Some(record) = chunk.record.as_ref().filter(|record| Arc::ptr_eq(&record.tier, tier)) {
-                freed += u64::from(record.place.bytes);
-            }
             // Also those of other logs: a hole in the middle makes what lies behind it useless.
             going.push(*index);
+            if let Some(record) = chunk.record.as_ref().filter(|record| Arc::ptr_eq(&record.tier, tier)) {
+                freed += u64::from(record.place.bytes);
+                wanted = going.len();
+            }
         }
-        going.into_iter().for_each(|index| self.lose(&mut state, index));
+        going[..wanted].iter().for_each(|index| self.lose(&mut state, *index));
+        if freed == 0 && state.chunks.values().all(|chunk| chunk.record.is_none()) {
+            self.unlist_log(&mut state);
+        }
         freed
     }
 

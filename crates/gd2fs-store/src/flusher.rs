@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gd2fs_log::LogError;
+use gd2fs_wire::Failure;
 use tokio::task::JoinSet;
 
+use crate::column::Column;
 use crate::dirty::Next;
 use crate::shared::Shared;
+use crate::tenants::Tenant;
 use crate::tier::{Tier, failure_of};
 
 /// Enough for any disk, at the usual chunk of 4 MiB.
@@ -46,7 +49,7 @@ pub(crate) async fn flush_behind(shared: Arc<Shared>, tier: Arc<Tier>) {
                             let begun = Instant::now();
                             let result = append.await;
                             shared.counters.flush_latency.record(begun.elapsed());
-                            let well = ended(&shared, &tier, bytes, result.as_ref().err()).await;
+                            let well = ended(&shared, &tier, &column, bytes, result.as_ref().err()).await;
                             if result.is_err() {
                                 column.not_appended(&tier, index, version);
                             }
@@ -82,19 +85,26 @@ pub(crate) async fn flush_behind(shared: Arc<Shared>, tier: Arc<Tier>) {
 }
 
 /// Whether the log takes more.
-async fn ended(shared: &Shared, tier: &Arc<Tier>, bytes: usize, error: Option<&LogError>) -> bool {
+async fn ended(
+    shared: &Shared,
+    tier: &Arc<Tier>,
+    column: &Column,
+    bytes: usize,
+    error: Option<&LogError>,
+) -> bool {
+    let tenant = column.tenant();
     let trouble = match error {
         None | Some(LogError::Superseded) => {
             // One of those that end is enough, and others need not wait for it.
             if let Ok(_one) = tier.evicting.try_lock()
                 && let Some(surplus) = tier.surplus()
-                && let Err(failure) = shared.evict_log(tier, surplus).await
+                && let Err(failure) = shared.evict_log(tier, surplus, tenant).await
             {
                 tracing::warn!("{}: {failure}", tier.path.display());
             }
             None
         }
-        Some(full @ LogError::NoSpace { .. }) => match shared.evict_log(tier, bytes as u64).await {
+        Some(full @ LogError::NoSpace { .. }) => match make_room(shared, tier, tenant, bytes as u64).await {
             Ok(freed) if freed > 0 => None,
             Ok(_) => Some(failure_of(full)),
             Err(failure) => Some(failure),
@@ -107,4 +117,18 @@ async fn ended(shared: &Shared, tier: &Arc<Tier>, bytes: usize, error: Option<&L
     }
     *tier.trouble.lock() = trouble;
     well
+}
+
+/// Gives something up for bytes that were acknowledged already. At last in disregard of the tenants' shares: a log that stood still
+/// for one of them would do so for all.
+async fn make_room(
+    shared: &Shared,
+    tier: &Arc<Tier>,
+    tenant: &Arc<Tenant>,
+    bytes: u64,
+) -> Result<u64, Failure> {
+    match shared.evict_log(tier, bytes, tenant).await {
+        Ok(0) => shared.evict_log(tier, bytes, &shared.tenants.nobody).await,
+        other => other,
+    }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use crate::arena::Arena;
 use crate::buddy::LEAF_BYTES;
+use crate::ledger::Held;
 
 /// A block of memory that goes back to the arena with its last holder: a reader that sends from it, a writer that receives
 /// into it, or the chunk whose bytes it holds.
@@ -18,6 +19,8 @@ struct Block {
     slab: usize,
     leaf: u32,
     order: usize,
+    /// For whoever has asked for it.
+    _held: Option<Held>,
 }
 
 // SAFETY: a Block is an owned address range; the rules of `Frame`'s methods say who may touch which bytes.
@@ -38,8 +41,9 @@ impl Frame {
         slab: usize,
         leaf: u32,
         order: usize,
+        held: Option<Held>,
     ) -> Frame {
-        Frame(Arc::new(Block { arena, address, slab, leaf, order }))
+        Frame(Arc::new(Block { arena, address, slab, leaf, order, _held: held }))
     }
 
     pub fn capacity(&self) -> usize {

@@ -232,12 +232,16 @@ impl Column {
         };
         let changed = appending.changed;
         let runs = (changed != chunk.changed).then_some(appending.runs);
-        let former = chunk.record.replace(Record { tier: Arc::clone(tier), place, version, changed, runs });
+        let held = self.tenant().log.hold(u64::from(place.bytes));
+        let record = Record { tier: Arc::clone(tier), place, version, changed, runs, held };
+        let former = chunk.record.replace(record);
         if changed == chunk.changed {
             chunk.dirty = None;
+            self.list_dram(&mut state);
         } else {
             tier.queue.push((Arc::downgrade(self), index));
         }
+        self.list_log(&mut state);
         drop(state);
         drop(former);
         self.shared.counters.flushed_bytes.fetch_add(u64::from(place.bytes), Relaxed);

@@ -28,7 +28,9 @@ struct Key {
 #[derive(Default)]
 struct Table {
     until: BTreeMap<Key, Instant>,
-    by_pin: BTreeSet<(u128, Key)>,
+    /// Each with the number of its pinning.
+    by_pin: BTreeMap<(u128, Key), u64>,
+    pinned: u64,
     by_end: BTreeSet<(Instant, Key)>,
 }
 
@@ -47,20 +49,23 @@ impl Pins {
         }
         let until = former.map_or(until, |former| former.max(until));
         table.until.insert(key, until);
-        table.by_pin.insert((pin, key));
+        table.pinned += 1;
+        let number = table.pinned;
+        table.by_pin.entry((pin, key)).or_insert(number);
         table.by_end.insert((until, key));
         true
     }
 
-    /// Lets go what was pinned under `pin`; how many ranges that were.
-    pub fn unpin(&self, pin: u128, now: Instant) -> u64 {
+    /// Lets go what was pinned under `pin`; of each range its column, in the order in which they were pinned.
+    pub fn unpin(&self, pin: u128, now: Instant) -> Vec<Name> {
         let mut table = self.0.lock();
         table.expire(now);
         let first = Key { name: (0, 0), pin, first: 0, end: 0 };
-        let under = table.by_pin.range((pin, first)..).take_while(|(other, _)| *other == pin);
-        let keys: Vec<Key> = under.map(|(_, key)| *key).collect();
-        keys.iter().for_each(|key| table.remove(*key));
-        keys.len() as u64
+        let under = table.by_pin.range((pin, first)..).take_while(|((other, _), _)| *other == pin);
+        let mut keys: Vec<(u64, Key)> = under.map(|((_, key), number)| (*number, *key)).collect();
+        keys.sort_unstable();
+        keys.iter().for_each(|(_, key)| table.remove(*key));
+        keys.into_iter().map(|(_, key)| key.name).collect()
     }
 
     /// Whether any of `chunks` of a column is pinned.
@@ -121,7 +126,8 @@ mod tests {
             assert_eq!(pinned(column, chunks.clone(), now), expected, "{column} {chunks:?}");
         }
         assert!(!pins.is_pinned(FILE + 1, 0, 0..9, now));
-        assert_eq!((pins.unpin(1, now), pins.unpin(1, now), pins.unpin(9, now)), (2, 0, 0));
+        assert_eq!(pins.unpin(1, now), [(FILE, 0), (FILE, 1)]);
+        assert!(pins.unpin(1, now).is_empty() && pins.unpin(9, now).is_empty());
         assert!(!pinned(0, 2..4, now) && pinned(0, 4..5, now));
         assert!(!pinned(0, 4..5, now + 2 * TTL), "over, also before anybody has forgotten it");
         assert_eq!(pins.expire(now + 2 * TTL), 0);
@@ -147,7 +153,7 @@ mod tests {
         assert!(!pins.pin(9, (FILE, 1), 0..1, now + TTL, now));
         assert!(!pins.is_pinned(FILE, 1, 0..1, now), "nothing is pinned then");
         assert!(pins.pin(0, (FILE, 0), 0..1, now + TTL, now), "a range that is pinned already needs no room");
-        assert_eq!(pins.unpin(2, now), RANGES_MAX as u64 / 3);
+        assert_eq!(pins.unpin(2, now).len(), RANGES_MAX / 3);
         assert!(pins.pin(9, (FILE, 1), 0..1, now + 2 * TTL, now));
         assert!(pins.pin(9, (FILE, 1), 1..2, now + 2 * TTL, now + TTL));
         assert_eq!(pins.expire(now + TTL), 2);

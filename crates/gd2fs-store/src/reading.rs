@@ -212,8 +212,10 @@ impl Column {
     async fn frame(self: &Arc<Self>, bytes: usize) -> Result<Frame, Failure> {
         let mut room = Room::new(&self.shared);
         loop {
-            match self.shared.arena.allocate(bytes) {
-                Err(failure) if failure.code == Code::NoSpace => room.make(bytes, failure).await?,
+            match self.tenant().frame(&self.shared.arena, bytes) {
+                Err(failure) if failure.code == Code::NoSpace => {
+                    room.make(self.tenant(), bytes, failure).await?;
+                }
                 other => return other,
             }
         }
@@ -255,6 +257,7 @@ impl Column {
                     self.shared.counters.lifted_bytes.fetch_add(frame.capacity() as u64, Relaxed);
                     chunk.lift(frame);
                     chunk.used_at = self.shared.now_us();
+                    self.list_dram(&mut state);
                     return Ok(());
                 }
             }

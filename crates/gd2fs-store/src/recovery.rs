@@ -42,7 +42,8 @@ pub(crate) fn recover(store: &Store, found: Vec<Recovered>) {
             let key = entry.key;
             let version = entry.version;
             let (tier, place) = (Arc::clone(tier), entry.place);
-            let record = Record { tier, place, version, changed: version, runs: None };
+            let held = shared.tenants.nobody.log.hold(u64::from(place.bytes));
+            let record = Record { tier, place, version, changed: version, runs: None, held };
             let chunk = Chunk::cold(entry.runs.into(), Some(record));
             // Without a state of its column a record means nothing: dropping it gives its space back.
             let Some(state) = states.get_mut(&(key.file, key.column)) else { continue };
@@ -61,8 +62,9 @@ pub(crate) fn recover(store: &Store, found: Vec<Recovered>) {
             bury(shared, name);
             continue;
         }
-        let column = Column::with(name.0, *geometry, Arc::clone(shared), state);
-        shard.insert(name, Slot::Live(Arc::new(column)));
+        let column = Arc::new(Column::with(name.0, *geometry, Arc::clone(shared), state));
+        column.list_log(&mut column.state.lock());
+        shard.insert(name, Slot::Live(column));
         shared.changed.note(name);
     }
 }

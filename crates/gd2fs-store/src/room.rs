@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use gd2fs_wire::Failure;
 use tokio::time::{timeout, timeout_at};
 
+use crate::column::Column;
 use crate::shared::Shared;
+use crate::tenants::Tenant;
 
 /// What is dirty now may be clean so soon. A disk takes 64 MiB in a tenth of this; whoever waits longer is told NO_SPACE, before
 /// the payload of a write is sent.
@@ -43,8 +45,8 @@ impl Room {
         Room { shared: Arc::clone(shared), until: Instant::now() + WAIT_MAX }
     }
 
-    /// Returns when it is worth asking the arena for `bytes` again; `refusal` if nothing comes free in time.
-    pub async fn make(&mut self, bytes: usize, refusal: Failure) -> Result<(), Failure> {
+    /// Returns when it is worth asking for a frame of `bytes` again; `refusal` if nothing comes free in time.
+    pub async fn make(&mut self, asker: &Arc<Tenant>, bytes: usize, refusal: Failure) -> Result<(), Failure> {
         let shared = Arc::clone(&self.shared);
         let space = shared.space.notified();
         tokio::pin!(space);
@@ -52,7 +54,7 @@ impl Room {
         if Instant::now() >= self.until {
             return Err(refusal);
         }
-        if shared.evict(bytes) > 0 {
+        if shared.evict(bytes, asker) > 0 {
             return Ok(());
         }
         if shared.tiers.iter().all(|tier| tier.check().is_err()) {
@@ -60,6 +62,27 @@ impl Room {
         }
         let _pressure = Pressure::new(&shared);
         let _ = timeout(LOOK_AGAIN, timeout_at(self.until.into(), space)).await;
+        Ok(())
+    }
+
+    /// Returns when the log of a chunk may have more of the column's tenant: one above its share gives up its own first where the
+    /// log is short.
+    pub async fn make_log(&mut self, column: &Column, index: u64) -> Result<(), Failure> {
+        let tenant = column.tenant();
+        let Some(tier) = self.shared.tier_of(&column.key(index)) else { return Ok(()) };
+        while tenant.log.is_above(0) && tier.surplus().is_some() {
+            let refused = || tenant.above("log", &tenant.log);
+            let one = timeout_at(self.until.into(), tier.evicting.lock()).await.map_err(|_| refused())?;
+            let Some(surplus) = tier.surplus() else { break };
+            if self.shared.evict_log(tier, surplus, tenant).await? > 0 {
+                break;
+            }
+            drop(one);
+            if Instant::now() >= self.until {
+                return Err(refused());
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
         Ok(())
     }
 

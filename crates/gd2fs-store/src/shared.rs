@@ -1,7 +1,7 @@
 //! What all columns of a store share.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use gd2fs_log::{Key, LogError, Note};
@@ -10,17 +10,17 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::arena::Arena;
 use crate::changed::Changed;
-use crate::columns::Columns;
 use crate::data_dir::DataDir;
 use crate::histogram::Histogram;
 use crate::pins::Pins;
+use crate::tenants::Tenants;
 use crate::tier::Tier;
 
 pub(crate) struct Shared {
     pub arena: Arc<Arena>,
     pub data: DataDir,
-    /// The columns themselves, for whoever looks for something to give up. Weak: they hold this.
-    pub columns: Weak<Columns>,
+    /// Whose everything is; here whoever needs room looks for something to give up.
+    pub tenants: Tenants,
     /// The logs; none: what is in memory is all there is.
     pub tiers: Vec<Arc<Tier>>,
     pub flush_delay: Duration,

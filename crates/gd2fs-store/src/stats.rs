@@ -73,6 +73,12 @@ impl Store {
         stats
     }
 
+    /// Bytes that count for a tenant: its frames in memory, also those of reads and writes under way, and its records in the logs.
+    pub fn held_by(&self, tenant: &str) -> (u64, u64) {
+        let tenant = self.shared.tenants.get(tenant);
+        tenant.map_or((0, 0), |tenant| (tenant.dram.held(), tenant.log.held()))
+    }
+
     /// Reads that waited for a log, from their begin to the bytes in memory.
     pub fn cold_read_latency(&self) -> &Histogram {
         &self.shared.counters.cold_read_latency

@@ -25,6 +25,7 @@ use crate::pins::Pins;
 use crate::recovery::recover;
 use crate::scrub::Scrubber;
 use crate::shared::{Counters, Shared};
+use crate::tenants::Tenants;
 use crate::tier::{Tier, TierError, Tiers, failure_of};
 use crate::warming::WARMING_MAX;
 
@@ -49,7 +50,7 @@ impl Store {
     /// A store of at most `memory_bytes` over a data directory, with the epochs and tombstones that outlived the last one, and
     /// without a log.
     pub fn new(memory_bytes: usize, data: DataDir) -> Store {
-        Store::over(memory_bytes, data, Duration::ZERO, 0, Vec::new())
+        Store::over(memory_bytes, data, Duration::ZERO, 0, Vec::new(), 1.0)
     }
 
     /// The same with logs, and with what they hold.
@@ -63,7 +64,8 @@ impl Store {
             0 => memory_bytes / 2,
             bytes => bytes.min(memory_bytes),
         };
-        let mut store = Store::over(memory_bytes, data, tiers.flush_delay, dirty_bytes_max, logs);
+        let mut store =
+            Store::over(memory_bytes, data, tiers.flush_delay, dirty_bytes_max, logs, tiers.tenant_share);
         recover(&store, found);
         for tier in &store.shared.tiers {
             let owner = Arc::new(TierOwner { tier: Arc::clone(tier), columns: Arc::clone(&store.columns) });
@@ -81,6 +83,7 @@ impl Store {
         flush_delay: Duration,
         dirty_bytes_max: usize,
         tiers: Vec<Arc<Tier>>,
+        tenant_share: f64,
     ) -> Store {
         let columns = Arc::new(Columns::default());
         let now = SystemTime::now();
@@ -90,10 +93,11 @@ impl Store {
             columns.lock(name).insert(name, Slot::Deleted);
             graves.push_back((Instant::now() + TOMBSTONE_LIFE.saturating_sub(age), name));
         }
+        let live_bytes_max = tiers.iter().map(|tier| tier.live_bytes_max).sum();
         let shared = Shared {
+            tenants: Tenants::new(tenant_share, memory_bytes, live_bytes_max),
             arena: Arc::new(Arena::new(memory_bytes)),
             data,
-            columns: Arc::downgrade(&columns),
             tiers,
             flush_delay,
             dirty_bytes_max,

@@ -15,6 +15,7 @@ use thiserror::Error;
 use crate::data_dir::DataDir;
 use crate::dirty::Queue;
 use crate::geometry::STRIPE_UNIT_MAX;
+use crate::ledger::Held;
 
 /// A log has room for so many of its largest records, so that reclaim has something to choose from.
 const RECORDS_MIN: u64 = 32;
@@ -47,6 +48,8 @@ pub struct Tiers {
     pub flush_delay: Duration,
     /// With more than this in memory alone, writes wait for the log; from half of it on nothing waits for `flush_delay`.
     pub dirty_bytes_max: usize,
+    /// The part of each tier that one tenant may hold while others want room; 1: no bound.
+    pub tenant_share: f64,
 }
 
 /// Why a log cannot be used.
@@ -61,6 +64,8 @@ pub enum TierError {
 pub(crate) struct Tier {
     pub path: PathBuf,
     pub log: Log,
+    /// Bytes that may live in it.
+    pub live_bytes_max: u64,
     pub queue: Queue,
     /// Why the last append failed, until one succeeds.
     pub trouble: Mutex<Option<Failure>>,
@@ -87,8 +92,11 @@ impl Tier {
         options.payload_bytes_max = 1 << largest.ilog2();
         let opened = Log::open(Arc::new(device), options).await;
         let (log, recovered) = opened.map_err(|error| TierError::Log { path: path.clone(), error })?;
+        let stats = log.stats();
+        let most = stats.total_bytes / 100 * LIVE_PERCENT_MAX;
         let tier = Tier {
             path: path.clone(),
+            live_bytes_max: most.saturating_sub(SEGMENTS_SPARED * stats.segment_bytes),
             log,
             queue: Queue::default(),
             trouble: Mutex::default(),
@@ -100,10 +108,7 @@ impl Tier {
 
     /// Bytes that live in the log beyond its share.
     pub fn surplus(&self) -> Option<u64> {
-        let stats = self.log.stats();
-        let most = stats.total_bytes / 100 * LIVE_PERCENT_MAX;
-        let most = most.saturating_sub(SEGMENTS_SPARED * stats.segment_bytes);
-        stats.live_bytes.checked_sub(most).filter(|surplus| *surplus > 0)
+        self.log.stats().live_bytes.checked_sub(self.live_bytes_max).filter(|surplus| *surplus > 0)
     }
 
     /// Ends the flusher; what waits is not written any more.
@@ -134,6 +139,8 @@ pub(crate) struct Record {
     pub changed: u64,
     /// What it holds; None: what the chunk is now.
     pub runs: Option<Box<[Run]>>,
+    /// For the column's tenant.
+    pub held: Held,
 }
 
 impl Drop for Record {

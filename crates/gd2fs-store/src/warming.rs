@@ -24,6 +24,7 @@ impl Column {
     /// BAD_REQUEST for an empty range; DELETED.
     pub fn warm(self: &Arc<Self>, start: u64, end: u64) -> Result<Warmth, Failure> {
         check_span(start, end)?;
+        self.touch();
         let unit = u64::from(self.geometry.stripe_unit);
         let (mut next, last) = (start / unit, (end - 1) / unit);
         let (mut dram, mut nvme, mut cold, mut cold_bytes) = (0, 0, Vec::new(), 0);

@@ -32,6 +32,7 @@ impl Column {
             )
         };
         room.wait_clean(full).await?;
+        room.make_log(self, place.chunk).await?;
         loop {
             match self.reserve(epoch, grant, offset, place) {
                 Ok(frame) => {
@@ -56,19 +57,16 @@ impl Column {
         if state.owed.forgets(&self.key(place.chunk)) {
             return Err(Hurdle::Owed);
         }
-        let arena = &self.shared.arena;
+        let memory = self.memory();
         let chunk = match state.chunks.entry(place.chunk) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => {
-                let bytes = place.end as usize;
-                entry.insert(Chunk::new(arena.allocate(bytes).map_err(|f| Hurdle::room(bytes, f))?))
-            }
+            Entry::Vacant(entry) => entry.insert(Chunk::new(memory.frame(place.end as usize)?)),
         };
         chunk.used_at = now;
         if chunk.is_cold() {
             return Err(Hurdle::Cold(place.chunk));
         }
-        chunk.reserve(arena, place.start, place.end)
+        chunk.reserve(&memory, place.start, place.end)
     }
 
     /// The second half of `WriteTicket::publish`: every rule is checked again, since all may have changed while bytes came in.
@@ -108,7 +106,7 @@ impl Column {
         if state.owed.forgets(&self.key(index)) {
             return Err(Hurdle::Owed);
         }
-        let arena = &self.shared.arena;
+        let memory = self.memory();
         let chunk = match state.chunks.entry(index) {
             Entry::Occupied(entry) => entry.into_mut(),
             // The chunk went when the writer it had grown for gave up. Other writers may still receive into the frame from
@@ -116,10 +114,7 @@ impl Column {
             Entry::Vacant(entry) if ticket.frame.is_exclusive() => {
                 entry.insert(Chunk::new(ticket.frame.clone()))
             }
-            Entry::Vacant(entry) => {
-                let bytes = ticket.frame.capacity();
-                entry.insert(Chunk::new(arena.allocate(bytes).map_err(|f| Hurdle::room(bytes, f))?))
-            }
+            Entry::Vacant(entry) => entry.insert(Chunk::new(memory.frame(ticket.frame.capacity())?)),
         };
         if chunk.frame().is_none() {
             return Err(Hurdle::Cold(index));
@@ -134,9 +129,12 @@ impl Column {
             return Err(Hurdle::No(Failure::new(Code::StaleWriter, message)));
         }
         let through = chunk.contradicts_log(start, end);
-        let published = chunk.publish(arena, &ticket.frame, start, end, sums);
+        let published = chunk.publish(&memory, &ticket.frame, start, end, sums);
         published.map_err(|hurdle| hurdle.explained(|f| self.explain(f)))?;
         ticket.published = true;
+        if self.shared.tiers.is_empty() {
+            self.list_dram(&mut state);
+        }
         self.changed(&mut state, index, through);
         Ok(through)
     }

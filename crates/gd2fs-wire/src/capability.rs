@@ -59,6 +59,13 @@ pub struct Capability {
     /// The holder counts, not its tenant: the capability travelled with a request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub bearer: bool,
+    /// What is higher is given up later by a node that is full.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub priority: u8,
+}
+
+fn is_zero(number: &u8) -> bool {
+    *number == 0
 }
 
 /// The right to commit or abort one plan.

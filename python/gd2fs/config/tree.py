@@ -154,6 +154,10 @@ class NodeConfig(Section):
     dirty_bytes_max: Bytes = knob(
         0, "Bytes not flushed yet beyond which writers wait. 0: half of memory_bytes."
     )
+    tenant_share: Annotated[float, Field(gt=0, le=1)] = knob(
+        1.0,
+        "Part of memory, and of the logs, that one tenant may hold while others want room. 1: all of it.",
+    )
     drain_s: Seconds = knob(5.0, "Time requests under way get to finish when the node stops, in seconds.")
     flush_s: Seconds = knob(
         60.0, "Time the last flush to the logs gets on top of that, in seconds; what it leaves is lost."

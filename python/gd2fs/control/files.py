@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Select, delete, insert, litera
 from gd2fs.control.nodes import free_bytes, is_alive
 from gd2fs.control.paths import parent_of
 from gd2fs.control.placement import Candidate
-from gd2fs.control.schema import file_columns, files, nodes, reclaims
+from gd2fs.control.schema import file_columns, files, nodes, reclaims, sessions
 
 STRIPE_UNIT = 4 * 2**20
 FIRST_EPOCH = 1
@@ -63,6 +63,9 @@ class FileView:
     sealed: int
     grant: int
     created_at: float
+    priority: int = 0
+    """Its session's: what full nodes give up later. Of the files of one session those with later tokens go
+    first in any case: a node takes them in the order in which plans pin them."""
     columns: list[ColumnView] = field(default_factory=list)
 
     @property
@@ -107,8 +110,9 @@ def selected(where: ColumnElement[bool]) -> Select[Any]:
     """The query of the files that `where` selects, with their columns and nodes, in path order: for
     `fetch`."""
     return (
-        select(files, *_COLUMN, *_NODE)
+        select(files, *_COLUMN, *_NODE, sessions.c.priority)
         .select_from(files)
+        .outerjoin(sessions, sessions.c.session == files.c.session)
         .outerjoin(file_columns, file_columns.c.file == files.c.file)
         .outerjoin(nodes, nodes.c.node == file_columns.c.node)
         .where(where)
@@ -148,6 +152,7 @@ def _file_view(row: Any) -> FileView:
         sealed=row["sealed"],
         grant=row["write_grant"],
         created_at=row["created_at"],
+        priority=row["priority"] or 0,
     )
 
 

@@ -41,6 +41,7 @@ def layout(
         nodes=[[column.node] for column in view.columns],
         expiry=expires_at,
         bearer=travels,
+        priority=view.priority,
     )
     return {
         "file": view.file,

@@ -116,6 +116,7 @@ class Pins:
 
 
 def _by_node(plan: str, view: SessionView, cached: Sequence[Segment], ttl_s: int) -> dict[str, _Node]:
+    """Each node with its items in the order of their tokens: it evicts what was pinned last first."""
     nodes: dict[str, _Node] = {}
     for segment, stored in zip(cached, view.segments, strict=False):
         kv = view.files[stored.file]

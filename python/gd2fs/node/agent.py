@@ -139,6 +139,7 @@ class Agent:
             "shm": config.shm,
             "io_threads": config.io_threads,
             "memory_threads": config.memory_threads,
+            "tenant_share": config.tenant_share,
         }
         if config.logs:
             facts |= {

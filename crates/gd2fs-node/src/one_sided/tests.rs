@@ -104,6 +104,7 @@ impl Client {
             nodes: vec![vec!["n".into()]],
             expiry: u64::MAX,
             bearer: false,
+            priority: 0,
         };
         let open = Open { column: 0, capability: self.shared.keys.sign(&capability) };
         for (opcode, ext) in [

@@ -52,6 +52,7 @@ impl Bench {
             log_engine: "auto".into(),
             flush_delay_ms: 3_600_000,
             dirty_bytes_max: 0,
+            tenant_share: 1.0,
             flush_s: 20,
             connections_max: 64,
             shm: "auto".into(),
@@ -121,6 +122,7 @@ pub fn capability() -> Capability {
         nodes: vec![vec!["n1".into()]],
         expiry: in_seconds(3600),
         bearer: false,
+        priority: 0,
     }
 }
 

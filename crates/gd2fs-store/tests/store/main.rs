@@ -2,6 +2,7 @@
 
 mod asks;
 mod deletion;
+mod evict;
 mod grants;
 mod histories;
 mod lives;
@@ -63,6 +64,7 @@ pub fn capability(grant: u64, epoch: u32, born: u32) -> Capability {
         nodes: vec![vec!["n1".into()]],
         expiry: 0,
         bearer: false,
+        priority: 0,
     }
 }
 

@@ -10,7 +10,7 @@ use gd2fs_store::{DataDirError, LogDevice, Tiers};
 use super::*;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
-const MIB: usize = 1 << 20;
+pub const MIB: usize = 1 << 20;
 
 pub fn run<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -21,10 +21,11 @@ pub fn run<T>(test: impl Future<Output = T>) -> T {
 pub struct Disk {
     directory: tempfile::TempDir,
     incarnation: u32,
-    memory_bytes: usize,
-    log_bytes: u64,
+    pub memory_bytes: usize,
+    pub log_bytes: u64,
     pub logs: usize,
     pub flush_delay: Duration,
+    pub tenant_share: f64,
     pub power: Option<PowerCut>,
     faults: Option<Faults>,
 }
@@ -40,6 +41,7 @@ impl Disk {
             log_bytes,
             logs: 1,
             flush_delay,
+            tenant_share: 1.0,
             power: None,
             faults: None,
         }
@@ -77,6 +79,7 @@ impl Disk {
             logs: (0..self.logs).map(device).collect(),
             flush_delay: self.flush_delay,
             dirty_bytes_max: 0,
+            tenant_share: self.tenant_share,
         };
         Store::with_logs(self.memory_bytes, data, tiers).await.unwrap()
     }
