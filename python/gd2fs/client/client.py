@@ -32,8 +32,8 @@ PATH_LIFE_S = 2.0
 #: A `read` without a length, or of more than this, asks for the file's length first.
 READ_UNASKED_BYTES_MAX = 16 << 20
 
-# The file that a remembered layout belongs to is gone, its node has moved, or its capability is over: look the
-# path up again.
+# The file that a remembered layout belongs to is gone, its node has moved, or its capability is over: look
+# the path up again.
 _OUTDATED = (
     errors.Deleted,
     errors.Disconnected,
