@@ -19,7 +19,7 @@ use crate::geometry::STRIPE_UNIT_MAX;
 /// A log has room for so many of its largest records, so that reclaim has something to choose from.
 const RECORDS_MIN: u64 = 32;
 const RECORD_BYTES_MIN: u64 = 64 << 10;
-/// With more than this alive reclaim copies several bytes for each that it frees.
+/// Of what can live in a log at all. With more than this alive reclaim copies several bytes for each that it frees.
 const LIVE_PERCENT_MAX: u64 = 80;
 
 /// One file or block device that the node writes behind to.
@@ -100,7 +100,7 @@ impl Tier {
     /// Bytes that live in the log beyond its share.
     pub fn surplus(&self) -> Option<u64> {
         let stats = self.log.stats();
-        let most = stats.total_bytes / 100 * LIVE_PERCENT_MAX;
+        let most = stats.usable_bytes / 100 * LIVE_PERCENT_MAX;
         stats.live_bytes.checked_sub(most).filter(|surplus| *surplus > 0)
     }
 
