@@ -30,6 +30,8 @@ pub struct Column {
     pub(crate) progress: Notify,
     /// When it was last used, in milliseconds of the store.
     pub(crate) used_at: AtomicU64,
+    /// When it was last read; 0: never.
+    pub(crate) read_at: AtomicU64,
 }
 
 #[derive(Default)]
@@ -73,7 +75,7 @@ impl Column {
     pub(crate) fn with(file: u128, geometry: Geometry, shared: Arc<Shared>, state: State) -> Column {
         let used_at = AtomicU64::new(shared.now_ms());
         let (state, progress) = (Mutex::new(state), Notify::new());
-        Column { file, geometry, shared, state, progress, used_at }
+        Column { file, geometry, shared, state, progress, used_at, read_at: AtomicU64::new(0) }
     }
 
     pub fn file(&self) -> u128 {
@@ -353,6 +355,12 @@ impl Column {
     /// Notes that somebody uses the column.
     pub(crate) fn touch(&self) {
         self.used_at.store(self.shared.now_ms(), Relaxed);
+    }
+
+    /// The same of a reader.
+    pub(crate) fn touch_read(&self) {
+        self.touch();
+        self.read_at.store(self.used_at.load(Relaxed), Relaxed);
     }
 
     pub(crate) fn is_lost(&self, state: &State) -> bool {

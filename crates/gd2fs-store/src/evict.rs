@@ -2,7 +2,7 @@
 //! first, since the prefix that remains is of use.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use gd2fs_wire::Failure;
@@ -17,12 +17,15 @@ const SHARE: u64 = 64;
 const RECENT_MS: u64 = 250;
 
 impl Shared {
-    /// Gives up at least `bytes` of memory if there is something to give up, and returns how many.
-    pub fn evict(&self, bytes: usize) -> usize {
+    /// Gives up at least `bytes` of memory if there is something to give up, and returns how many. `spare`: nothing that is
+    /// being read, as long as the log is about to make other memory free.
+    pub fn evict(&self, bytes: usize, spare: bool) -> usize {
         let _one = self.evicting.lock();
         let goal = bytes.max(self.arena.capacity() / SHARE as usize);
         let mut freed = 0;
-        for column in self.least_recent() {
+        let (read, other): (Vec<_>, Vec<_>) =
+            self.least_recent().into_iter().partition(|column| self.is_since(&column.read_at));
+        for column in other.into_iter().chain(read.into_iter().take_while(|_| !spare)) {
             if freed >= goal {
                 break;
             }
@@ -65,7 +68,13 @@ impl Shared {
     }
 
     fn is_recent(&self, column: &Column) -> bool {
-        self.now_ms().saturating_sub(column.used_at.load(Relaxed)) < RECENT_MS
+        self.is_since(&column.used_at)
+    }
+
+    /// Whether a time is one of the last `RECENT_MS`.
+    fn is_since(&self, at: &AtomicU64) -> bool {
+        let at = at.load(Relaxed);
+        at > 0 && self.now_ms().saturating_sub(at) < RECENT_MS
     }
 }
 

@@ -94,7 +94,7 @@ impl Column {
     fn find(&self, epoch: u32, offset: u64, length: u32) -> Result<Found, Failure> {
         let mut place = self.geometry.place(offset, length)?;
         let state = self.lock_alive()?;
-        self.touch();
+        self.touch_read();
         self.check_epoch(&state, epoch)?;
         if !self.is_lost(&state) {
             // Where something may be lost, nobody can know where the column ended: then nothing is short, only missing.

@@ -14,15 +14,18 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 /// Frames also come back without a word, from readers that end.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
+/// So long an operation waits for the log rather than push out what others read: a disk takes dozens of chunks in it.
+const SPARE: Duration = Duration::from_millis(100);
+
 /// One operation's patience.
 pub(crate) struct Room {
     shared: Arc<Shared>,
-    until: Instant,
+    began: Instant,
 }
 
 impl Room {
     pub fn new(shared: &Arc<Shared>) -> Room {
-        Room { shared: Arc::clone(shared), until: Instant::now() + WAIT_MAX }
+        Room { shared: Arc::clone(shared), began: Instant::now() }
     }
 
     /// Returns when it is worth asking the arena for `bytes` again; `refusal` if nothing comes free in time.
@@ -31,14 +34,15 @@ impl Room {
         let space = shared.space.notified();
         tokio::pin!(space);
         space.as_mut().enable();
-        if shared.evict(bytes) > 0 {
+        let spare = shared.dirty_bytes() > 0 && self.began.elapsed() < SPARE;
+        if shared.evict(bytes, spare) > 0 {
             return Ok(());
         }
-        if shared.tiers.iter().all(|tier| tier.check().is_err()) || Instant::now() >= self.until {
+        if shared.tiers.iter().all(|tier| tier.check().is_err()) || self.is_over() {
             return Err(refusal);
         }
         shared.tiers.iter().for_each(|tier| tier.queue.wake.notify_one());
-        let _ = timeout(LOOK_AGAIN, timeout_at(self.until.into(), space)).await;
+        let _ = timeout(LOOK_AGAIN, timeout_at(self.until().into(), space)).await;
         Ok(())
     }
 
@@ -46,12 +50,20 @@ impl Room {
     pub async fn wait_clean(&mut self, refusal: impl FnOnce() -> Failure) -> Result<(), Failure> {
         let shared = Arc::clone(&self.shared);
         while !shared.tiers.is_empty() && shared.dirty_bytes() > shared.dirty_bytes_max {
-            if Instant::now() >= self.until {
+            if self.is_over() {
                 return Err(refusal());
             }
             let space = shared.space.notified();
             let _ = timeout(LOOK_AGAIN, space).await;
         }
         Ok(())
+    }
+
+    fn until(&self) -> Instant {
+        self.began + WAIT_MAX
+    }
+
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.until()
     }
 }
