@@ -28,8 +28,8 @@ use crate::upkeep::watermark;
 
 /// Large enough that a segment's header and its unused end cost nothing, small enough that reclaim frees some at a time.
 const SEGMENT_BYTES_MAX: u64 = 256 << 20;
-/// A small device still gets so many segments, if records allow it.
-const SEGMENTS_WANTED: u64 = 16;
+/// A small device still gets so many segments, if records allow it: some are kept free, which shall be a small share.
+const SEGMENTS_WANTED: u64 = 64;
 /// Two are reserved, one is open, one is reclaimed: with fewer nothing can be kept.
 const SEGMENTS_MIN: u32 = 5;
 
@@ -406,7 +406,7 @@ fn usable_bytes(division: Division, blocks: u64) -> u64 {
 
 /// How a new device is divided.
 fn segment_bytes(device_bytes: u64, options: &Options) -> Result<u64> {
-    let least = (2 * record_bytes_max(options)).next_power_of_two();
+    let least = record_bytes_max(options).next_power_of_two();
     let bytes = options.segment_bytes.unwrap_or_else(|| {
         let wanted = (device_bytes / SEGMENTS_WANTED).max(1);
         (1 << wanted.ilog2()).clamp(least, SEGMENT_BYTES_MAX.max(least))

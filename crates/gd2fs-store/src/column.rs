@@ -360,7 +360,7 @@ impl Column {
     /// The same of a reader.
     pub(crate) fn touch_read(&self) {
         self.touch();
-        self.read_at.store(self.used_at.load(Relaxed), Relaxed);
+        self.read_at.store(self.shared.now_ms().max(1), Relaxed);
     }
 
     pub(crate) fn is_lost(&self, state: &State) -> bool {

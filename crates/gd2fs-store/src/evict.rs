@@ -2,7 +2,7 @@
 //! first, since the prefix that remains is of use.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use gd2fs_wire::Failure;
@@ -24,7 +24,7 @@ impl Shared {
         let goal = bytes.max(self.arena.capacity() / SHARE as usize);
         let mut freed = 0;
         let (read, other): (Vec<_>, Vec<_>) =
-            self.least_recent().into_iter().partition(|column| self.is_since(&column.read_at));
+            self.least_recent().into_iter().partition(|column| self.is_being_read(column));
         for column in other.into_iter().chain(read.into_iter().take_while(|_| !spare)) {
             if freed >= goal {
                 break;
@@ -68,13 +68,12 @@ impl Shared {
     }
 
     fn is_recent(&self, column: &Column) -> bool {
-        self.is_since(&column.used_at)
+        self.now_ms().saturating_sub(column.used_at.load(Relaxed)) < RECENT_MS
     }
 
-    /// Whether a time is one of the last `RECENT_MS`.
-    fn is_since(&self, at: &AtomicU64) -> bool {
-        let at = at.load(Relaxed);
-        at > 0 && self.now_ms().saturating_sub(at) < RECENT_MS
+    fn is_being_read(&self, column: &Column) -> bool {
+        let read_at = column.read_at.load(Relaxed);
+        read_at > 0 && self.now_ms().saturating_sub(read_at) < RECENT_MS
     }
 }
 

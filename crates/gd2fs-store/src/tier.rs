@@ -17,7 +17,7 @@ use crate::dirty::Queue;
 use crate::geometry::STRIPE_UNIT_MAX;
 
 /// A log has room for so many of its largest records, so that reclaim has something to choose from.
-const RECORDS_MIN: u64 = 32;
+const RECORDS_MIN: u64 = 64;
 const RECORD_BYTES_MIN: u64 = 64 << 10;
 /// Of what can live in a log at all. With more than this alive reclaim copies several bytes for each that it frees.
 const LIVE_PERCENT_MAX: u64 = 80;

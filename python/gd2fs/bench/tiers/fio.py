@@ -22,14 +22,16 @@ class FioUnavailable(Exception):
 @dataclass(frozen=True)
 class Job:
     """``rw`` as fio names it: read, write, randread. ``moved``: bytes, in blocks of ``block``, of a file of
-    ``size`` bytes that is there in full, so that no job pays for a first allocation. ``sync_every``: blocks
-    between two fdatasyncs, 0 for none."""
+    ``size`` bytes that is there in full, so that no job pays for a first allocation. ``files``: as many by
+    turns, so that what lies below the disk, such as a hypervisor's cache, helps it no more than GD2FS.
+    ``sync_every``: blocks between two fdatasyncs, 0 for none."""
 
     rw: str
     size: int
     block: int
     depth: int
     moved: int
+    files: int
     sync_every: int = 0
 
 
@@ -41,14 +43,15 @@ class Fio:
             ensure_installed("fio", "fio")
         except PackageUnavailable as error:
             raise FioUnavailable(str(error)) from error
-        self._directory = directory
+        self._directory, self._runs = directory, 0
         self.engine = next((engine for engine in ENGINES if self._works(engine)), "")
         if not self.engine:
             raise FioUnavailable(f"fio can use none of {', '.join(ENGINES)} in {directory}")
 
     def run(self, job: Job) -> Sample:
-        """One run, measured by fio itself. The first of a size writes the file, outside of the time."""
-        path = self._directory / f"fio-{job.size}"
+        """One run, measured by fio itself. The first of a file writes it, outside of the time."""
+        self._runs += 1
+        path = self._directory / f"fio-{job.size}-{self._runs % job.files}"
         fresh = ["--overwrite=1"] if job.rw == "write" else []
         found = self._call(
             f"--filename={path}", f"--rw={job.rw}", f"--size={job.size}", f"--io_size={job.moved}",
@@ -64,11 +67,6 @@ class Fio:
             ["fio", "--version"], capture_output=True, text=True, timeout=PROBE_S, check=True
         )
         return done.stdout.strip()
-
-    def remove(self) -> None:
-        """Deletes the files: their space is wanted."""
-        for path in self._directory.glob("fio-*"):
-            path.unlink()
 
     def _works(self, engine: str) -> bool:
         self.engine = engine

@@ -19,7 +19,9 @@ from gd2fs.client import Client
 #: Connections of one client: the most that it opens to a node.
 STREAMS = 64
 LOAD_S = 10.0
-READ_BYTES = 64 * KIB
+READ_BYTES = 256 * KIB
+#: A client uses another connection only where the others are busy.
+TRIES_MAX = 50
 FILE_BYTES = 64 * MIB
 
 
@@ -39,6 +41,8 @@ def measure(directory: Path, sizes: Sizes, memory: Memory) -> dict[str, Any]:
         paths = [f"/filled-{number}" for number in range(2 * sizes.resident_memory // FILE_BYTES)]
         for path in paths:
             filler.fill(path, FILE_BYTES)
+        for client, count in zip(clients, counts, strict=True):
+            _open(client, count, memory, paths[0])
         deadline = time.monotonic() + LOAD_S
         with ThreadPoolExecutor(len(clients)) as pool:
             loads = [
@@ -63,11 +67,21 @@ def measure(directory: Path, sizes: Sizes, memory: Memory) -> dict[str, Any]:
     }
 
 
+def _open(client: Client, streams: int, memory: Memory, path: str) -> None:
+    """Keeps a client busy until it has opened all its connections. Raises RuntimeError if it does not."""
+    traffic = Traffic(client, memory, streams)
+    for _ in range(TRIES_MAX):
+        if client.stats()["connections_opened"] >= streams:
+            return
+        traffic.read(path, range(0, FILE_BYTES, MIB), MIB)
+    raise RuntimeError(f"a client opened {client.stats()['connections_opened']} of {streams} connections")
+
+
 def _load(
     client: Client, streams: int, memory: Memory, number: int, paths: list[str], deadline: float
 ) -> int:
     """As many requests under way as the client has connections; every other client writes. Bytes moved."""
-    reads = 4 * streams
+    reads = 2 * streams
     own = memory.beside(reads * READ_BYTES)
     traffic, chosen, moved, turn = Traffic(client, own, streams), np.random.default_rng(number), 0, 0
     while time.monotonic() < deadline:

@@ -101,4 +101,5 @@ def _file_system(directory: Path) -> str:
         text=True,
         check=False,
     )
-    return done.stdout.strip() or "unknown"
+    # Of mounts over each other the last one counts.
+    return (done.stdout.split() or ["unknown"])[-1]

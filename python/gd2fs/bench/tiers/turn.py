@@ -21,7 +21,7 @@ from gd2fs.kv import KvFormat
 
 LIFT_S = 30.0
 #: The whole conversation is about 130 MB, and what is read beside it pushes it out of memory.
-MEMORY, LOG = 256 * MIB, 2 * GIB
+MEMORY, LOG = 256 * MIB, 4 * GIB
 OTHERS = "/others"
 
 

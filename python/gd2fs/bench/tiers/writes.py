@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ STREAMS = OUTSTANDING = 8
 FIO_DEPTH = 16
 #: Bytes between two syncs of the log under writes alone: a checkpoint is made after so many.
 SYNC_BYTES = 1 << 30
+#: Files of fio, and the log is as large as all of them: both go round as much of the disk.
+FILES = 3
 #: Share of the watermark that is written in one go, so that no write waits for the log.
 BEFORE_WATERMARK = 0.9
 
@@ -48,19 +51,17 @@ def sustained(directory: Path, sizes: Sizes, memory: Memory) -> dict[str, Any]:
     """As fast as the log takes it: everything waits at the watermark before the time begins."""
     size = sizes.written
     with ExitStack() as stack:
-        stage = stack.enter_context(Stage(directory / "write", sizes.memory, 3 * size))
+        stage = stack.enter_context(Stage(directory / "write", sizes.memory, FILES * size))
         fio = Fio(stage.directory)
         client = stack.enter_context(stage.connect(streams=STREAMS))
         writer = _Writer(stage, Traffic(client, memory, OUTSTANDING))
         lead = sizes.memory // 2 + 16 * REQUEST_BYTES
-        job = Job("write", size, REQUEST_BYTES, FIO_DEPTH, size)
-        synced = Job(
-            "write", size, REQUEST_BYTES, FIO_DEPTH, size, max(1, min(SYNC_BYTES, size) // REQUEST_BYTES)
-        )
+        job = Job("write", size, REQUEST_BYTES, FIO_DEPTH, size, FILES)
+        synced = replace(job, sync_every=max(1, min(SYNC_BYTES, size) // REQUEST_BYTES))
         # Once round the log, so that no place is written for the first time.
-        for _ in range(3):
+        for _ in range(FILES):
             writer.write(lead, size)
-        fio.run(job)
+            fio.run(job)
         ways = {
             "gd2fs": lambda: writer.write(lead, size),
             "fio": lambda: fio.run(job),
