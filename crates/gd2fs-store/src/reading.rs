@@ -207,7 +207,7 @@ impl Column {
 
     /// A frame that nobody has yet.
     async fn frame(self: &Arc<Self>, bytes: usize) -> Result<Frame, Failure> {
-        let mut room = Room::new(&self.shared);
+        let mut room = Room::to_read(&self.shared);
         loop {
             match self.shared.arena.allocate(bytes) {
                 Err(failure) if failure.code == Code::NoSpace => room.make(bytes, failure).await?,

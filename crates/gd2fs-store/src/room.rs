@@ -1,6 +1,7 @@
 //! Making room for a frame.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use gd2fs_wire::Failure;
@@ -14,18 +15,24 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 /// Frames also come back without a word, from readers that end.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// So long an operation waits for the log rather than push out what others read: a disk takes dozens of chunks in it.
-const SPARE: Duration = Duration::from_millis(100);
+/// So long a write waits for the log, while that has something to write, rather than push out what is being read.
+const SPARE: Duration = Duration::from_secs(1);
 
 /// One operation's patience.
 pub(crate) struct Room {
     shared: Arc<Shared>,
     began: Instant,
+    /// Whether it spares what is being read.
+    spares: bool,
 }
 
 impl Room {
-    pub fn new(shared: &Arc<Shared>) -> Room {
-        Room { shared: Arc::clone(shared), began: Instant::now() }
+    pub fn to_write(shared: &Arc<Shared>) -> Room {
+        Room { shared: Arc::clone(shared), began: Instant::now(), spares: true }
+    }
+
+    pub fn to_read(shared: &Arc<Shared>) -> Room {
+        Room { spares: false, ..Room::to_write(shared) }
     }
 
     /// Returns when it is worth asking the arena for `bytes` again; `refusal` if nothing comes free in time.
@@ -34,13 +41,16 @@ impl Room {
         let space = shared.space.notified();
         tokio::pin!(space);
         space.as_mut().enable();
-        let spare = shared.dirty_bytes() > 0 && self.began.elapsed() < SPARE;
+        // What has just become clean is held for a moment by the write that made it so.
+        let patience = if shared.dirty_bytes() > 0 { SPARE } else { LOOK_AGAIN };
+        let spare = self.spares && self.began.elapsed() < patience;
         if shared.evict(bytes, spare) > 0 {
             return Ok(());
         }
         if shared.tiers.iter().all(|tier| tier.check().is_err()) || self.is_over() {
             return Err(refusal);
         }
+        let _wanted = Wanted::new(&shared);
         shared.tiers.iter().for_each(|tier| tier.queue.wake.notify_one());
         let _ = timeout(LOOK_AGAIN, timeout_at(self.until().into(), space)).await;
         Ok(())
@@ -65,5 +75,21 @@ impl Room {
 
     fn is_over(&self) -> bool {
         Instant::now() >= self.until()
+    }
+}
+
+/// Somebody waits for memory: nothing dirty is left time to grow.
+struct Wanted<'a>(&'a Shared);
+
+impl Wanted<'_> {
+    fn new(shared: &Shared) -> Wanted<'_> {
+        shared.wanting.fetch_add(1, Relaxed);
+        Wanted(shared)
+    }
+}
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        self.0.wanting.fetch_sub(1, Relaxed);
     }
 }

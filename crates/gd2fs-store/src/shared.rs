@@ -29,6 +29,8 @@ pub(crate) struct Shared {
     pub dirty: Arc<AtomicUsize>,
     /// Memory may be available that was not.
     pub space: Notify,
+    /// Operations that wait for it.
+    pub wanting: AtomicUsize,
     /// One looks for something to give up at a time.
     pub evicting: Mutex<()>,
     /// Columns of which control must hear.
@@ -90,6 +92,8 @@ impl Shared {
 
     /// Whether the flusher shall not leave chunks time to grow.
     pub fn hurries(&self) -> bool {
-        self.closing.load(Relaxed) || self.dirty_bytes() > self.dirty_bytes_max / 2
+        self.closing.load(Relaxed)
+            || self.wanting.load(Relaxed) > 0
+            || self.dirty_bytes() > self.dirty_bytes_max / 2
     }
 }

@@ -97,6 +97,7 @@ impl Store {
             dirty_bytes_max,
             dirty: Arc::default(),
             space: Notify::new(),
+            wanting: Default::default(),
             evicting: Mutex::default(),
             changed: Changed::default(),
             pins: Pins::default(),
