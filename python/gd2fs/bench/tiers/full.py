@@ -21,7 +21,9 @@ from gd2fs.client import Client
 #: The writer offers so many times the size of the log, which is what the store keeps.
 OFFERED = 10
 READ_BYTES, WRITE_BYTES = MIB, 4 * MIB
-READS_OUTSTANDING, WRITES_OUTSTANDING = 16, 8
+READS_OUTSTANDING = 16
+#: One writer, who waits for each request and makes the next one at once.
+WRITES_OUTSTANDING = 1
 FILE_WRITES = 8
 DEADLINE_S = 10.0
 #: What a caller waits after a refusal that says "try again later".
@@ -35,7 +37,7 @@ RESIDENT = "/resident"
 
 class Writer:
     """One client that writes new files until it has offered ``budget`` bytes, refused ones included, or is
-    told to stop; several requests at a time."""
+    told to stop."""
 
     def __init__(self, client: Client, budget: int) -> None:
         self._client = client
