@@ -18,7 +18,7 @@ define suite
   echo "suite $(1): $$((SECONDS - start)) s"
 endef
 
-.PHONY: help build demo bench-io test test-faults lint fmt clean
+.PHONY: help build demo bench-io bench-tiers test test-faults lint fmt clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -52,10 +52,14 @@ bench-io: build ## Data plane beside its ceilings and competitors; JSON and char
 	@out=$$($(PY) benchmarks/record.py io $(VENV)/bin/gd2fs bench io --json); echo "$$out"; \
 	for chart in "$${out%.json}.svg" docs/io.svg; do $(PY) benchmarks/chart_io.py "$$out" "$$chart"; done
 
+bench-tiers: build ## Memory and log beside fio, full, killed, tortured; JSON is kept (about an hour, 17 GiB of disk)
+	cargo build --release --locked -p gd2fs-disk
+	@$(PY) benchmarks/record.py tiers $(VENV)/bin/gd2fs bench tiers --json
+
 test: build ## All tests: Rust, then Python (under 15 minutes on 2 cores)
-	$(call suite,rust,600,cargo test --release --locked --workspace --exclude gd2fs-py)
-	$(call suite,python,780,$(PY) -m pytest)
-	$(call suite,faults,300,$(PY) -m pytest -rs tests/faults)
+	$(call suite,rust,900,cargo test --release --locked --workspace --exclude gd2fs-py)
+	$(call suite,python,1100,$(PY) -m pytest)
+	$(call suite,faults,600,env LOOPS=5 $(PY) -m pytest -rs tests/faults)
 
 LOOPS ?= 100
 test-faults: build ## LOOPS=n loops of torture with kill -9 and power cuts; then each guard off, once

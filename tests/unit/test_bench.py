@@ -174,8 +174,8 @@ def test_places_of_fragments_are_distinct_and_scattered() -> None:
 
 
 def test_a_missing_redis_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gd2fs.bench.redis_server.shutil.which", lambda name: None)
-    monkeypatch.setattr("gd2fs.bench.redis_server.os.geteuid", lambda: 1000)
+    monkeypatch.setattr("gd2fs.bench.debian.shutil.which", lambda name: None)
+    monkeypatch.setattr("gd2fs.bench.debian.os.geteuid", lambda: 1000)
     with pytest.raises(RedisUnavailable, match="apt-get install redis-server"):
         ensure_installed()
 

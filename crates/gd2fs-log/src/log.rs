@@ -24,11 +24,12 @@ use crate::recover::{Layout, Recovered, recover};
 use crate::segment::Division;
 use crate::state::{Class, State};
 use crate::superblock::{Superblock, SuperblockError};
+use crate::upkeep::watermark;
 
 /// Large enough that a segment's header and its unused end cost nothing, small enough that reclaim frees some at a time.
 const SEGMENT_BYTES_MAX: u64 = 256 << 20;
-/// A small device still gets so many segments, if records allow it.
-const SEGMENTS_WANTED: u64 = 16;
+/// A small device still gets so many segments, if records allow it: some are kept free, which shall be a small share.
+const SEGMENTS_WANTED: u64 = 64;
 /// Two are reserved, one is open, one is reclaimed: with fewer nothing can be kept.
 const SEGMENTS_MIN: u32 = 5;
 
@@ -71,8 +72,9 @@ impl Options {
 pub struct Stats {
     /// Bytes of all segments.
     pub total_bytes: u64,
-    /// Bytes of each.
-    pub segment_bytes: u64,
+    /// Bytes of live records, with their headers, that fit beside the segments that are kept free and the unused ends of the
+    /// others, if all are as large as those that live now. With more than this no segment can be emptied any more.
+    pub usable_bytes: u64,
     /// Bytes of live records, with their headers.
     pub live_bytes: u64,
     /// Bytes of dead records, of notes, and of segments' unused ends.
@@ -253,14 +255,15 @@ impl Log {
         let live: u64 = state.segments.iter().map(|segment| u64::from(segment.live_blocks)).sum();
         let free = bytes(state.free_blocks());
         let total = u64::from(division.segments) * division.segment_bytes;
+        let records: u64 = state.segments.iter().map(|segment| segment.live.len() as u64).sum();
         let counters = &self.inner.counters;
         Stats {
             total_bytes: total,
-            segment_bytes: division.segment_bytes,
+            usable_bytes: usable_bytes(division, live.checked_div(records).unwrap_or(1)),
             live_bytes: bytes(live),
             dead_bytes: total - free - bytes(live),
             free_bytes: free,
-            live_records: state.segments.iter().map(|segment| segment.live.len() as u64).sum(),
+            live_records: records,
             appended_bytes: counters.appended_bytes.load(Relaxed),
             reclaimed_bytes: counters.reclaimed_bytes.load(Relaxed),
             checkpoints: counters.checkpoints.load(Relaxed),
@@ -394,9 +397,16 @@ fn record_bytes_max(options: &Options) -> u64 {
     u64::from(blocks) * BLOCK as u64
 }
 
+/// What fits into the segments that are neither kept free nor open, in whole records of `blocks`.
+fn usable_bytes(division: Division, blocks: u64) -> u64 {
+    let room = u64::from(division.blocks() - SEGMENT_HEADER_BLOCKS);
+    let kept = u64::from(division.segments.saturating_sub(watermark(division.segments) + 1));
+    kept * (room - room % blocks.clamp(1, room)) * BLOCK as u64
+}
+
 /// How a new device is divided.
 fn segment_bytes(device_bytes: u64, options: &Options) -> Result<u64> {
-    let least = (2 * record_bytes_max(options)).next_power_of_two();
+    let least = record_bytes_max(options).next_power_of_two();
     let bytes = options.segment_bytes.unwrap_or_else(|| {
         let wanted = (device_bytes / SEGMENTS_WANTED).max(1);
         (1 << wanted.ilog2()).clamp(least, SEGMENT_BYTES_MAX.max(least))

@@ -254,7 +254,7 @@ impl Inner {
 }
 
 /// Below so many free segments reclaim works: a twentieth, and always more than what it needs itself.
-fn watermark(segments: u32) -> u32 {
+pub(crate) fn watermark(segments: u32) -> u32 {
     (segments / 20).max(RESERVED + 1)
 }
 

@@ -71,8 +71,7 @@ impl Connection<'_> {
         let handle = self.authorised(header, Right::Write)?;
         self.check_not_fenced()?;
         let segments = one_sided::decode(&frame.ext, u64::from(header.length))?;
-        let grant = handle.capability.grant;
-        let ticket = handle.column.begin_write(header.epoch, grant, header.offset, header.length).await?;
+        let ticket = self.begin_write(&handle, header).await?;
         let into = memory_for(&ticket);
         // SAFETY: the ticket outlives the move, also where this future is dropped, and nobody else uses its range.
         let sums = unsafe { self.remote()?.get(header.offset, &segments, &into) }.await?;

@@ -21,6 +21,8 @@ pub struct Stats {
     pub bytes_written: AtomicU64,
     pub reads: AtomicU64,
     pub writes: AtomicU64,
+    /// Writes refused before any of their payload was taken in.
+    pub refused_unread: AtomicU64,
     /// Open now.
     pub connections: AtomicU64,
     /// Closed at once because `connections_max` was reached.
@@ -65,6 +67,7 @@ impl Stats {
             "bytes_written": self.bytes_written.load(Relaxed),
             "reads": self.reads.load(Relaxed),
             "writes": self.writes.load(Relaxed),
+            "writes_refused_unread": self.refused_unread.load(Relaxed),
             "connections": self.connections.load(Relaxed),
             "connections_refused": self.connections_refused.load(Relaxed),
             "files": store.columns(),

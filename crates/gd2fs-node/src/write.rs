@@ -9,14 +9,14 @@ use gd2fs_wire::sums::PieceSums;
 use gd2fs_wire::{Code, Failure, Header};
 
 use crate::connection::{Connection, Reply, Stop};
+use crate::open::Handle;
 
 impl Connection<'_> {
     pub(crate) async fn write(&mut self, frame: &Frame) -> Result<Reply, Stop> {
         let header = &frame.header;
         let handle = self.authorised(header, Right::Write)?;
         self.check_not_fenced()?;
-        let grant = handle.capability.grant;
-        let ticket = handle.column.begin_write(header.epoch, grant, header.offset, header.length).await?;
+        let ticket = self.begin_write(&handle, header).await?;
         let memory = memory_for(&ticket);
         let mut sums = PieceSums::new(header.offset);
         // SAFETY: the ticket outlives the receive, and nobody else uses its range. Both live in this one future: a deadline
@@ -30,6 +30,16 @@ impl Connection<'_> {
         unsafe { ticket.publish(&sums, expected, || self.membership.is_fenced()) }.await?;
         self.shared.stats.bytes_written.fetch_add(u64::from(header.length), Relaxed);
         Ok(Reply::Bare(Frame::new(Header { length: header.length, ..self.reply(header) })))
+    }
+
+    /// A refusal here comes before any payload is taken in, and is counted as such.
+    pub(crate) async fn begin_write(&self, handle: &Handle, header: &Header) -> Result<WriteTicket, Failure> {
+        let grant = handle.capability.grant;
+        let begun = handle.column.begin_write(header.epoch, grant, header.offset, header.length).await;
+        if begun.is_err() {
+            self.shared.stats.refused_unread.fetch_add(1, Relaxed);
+        }
+        begun
     }
 
     pub(crate) fn check_not_fenced(&self) -> Result<(), Failure> {

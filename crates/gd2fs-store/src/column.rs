@@ -95,7 +95,7 @@ impl Column {
         epoch: u32,
         born: u32,
     ) -> Result<Opened, Failure> {
-        let mut room = Room::new(&self.shared);
+        let mut room = Room::to_write(&self.shared);
         let opened = loop {
             match self.try_open(capability, epoch, born) {
                 Ok(opened) => break opened,

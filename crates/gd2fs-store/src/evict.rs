@@ -24,8 +24,9 @@ const PART: u64 = 64;
 const RECENT_US: u64 = 250_000;
 
 impl Shared {
-    /// Gives up at least `bytes` of memory for a tenant if there is something to give up, and returns how many.
-    pub fn evict(&self, bytes: usize, asker: &Arc<Tenant>) -> usize {
+    /// Gives up at least `bytes` of memory for a tenant if there is something to give up, and returns how many. `spare`:
+    /// nothing that is being read, as long as the log is about to make other memory free.
+    pub fn evict(&self, bytes: usize, asker: &Arc<Tenant>, spare: bool) -> usize {
         let _one = self.evicting.lock();
         let goal = (bytes as u64).max(asker.dram.bound.min(self.arena.capacity() as u64) / PART);
         let mut freed = 0;
@@ -36,7 +37,7 @@ impl Shared {
             {
                 let most = most.min(goal - freed);
                 freed += if !self.tiers.is_empty() {
-                    column.cool(most)
+                    if spare && self.is_being_read(&column) { 0 } else { column.cool(most) }
                 } else if self.is_recent(&column) {
                     walk.skip_priority();
                     0
@@ -52,7 +53,7 @@ impl Shared {
     /// Gives up chunks of one log so that a tenant can write `bytes` or more, and returns how many bytes that was once it is
     /// durable that they are gone.
     pub async fn evict_log(&self, tier: &Arc<Tier>, bytes: u64, asker: &Arc<Tenant>) -> Result<u64, Failure> {
-        let goal = bytes.max(asker.log.bound.min(tier.live_bytes_max) / PART);
+        let goal = bytes.max(asker.log.bound.min(tier.live_bytes_max()) / PART);
         let mut freed = 0;
         for sources in self.turns(|tenant| &tenant.log, asker, bytes) {
             let mut walk = Walk::new(sources);
@@ -95,6 +96,11 @@ impl Shared {
         } else {
             [surplus().collect(), ledgers().map(whole).collect()]
         }
+    }
+
+    fn is_being_read(&self, column: &Column) -> bool {
+        let read_at = column.read_at();
+        read_at > 0 && self.now_us().saturating_sub(read_at) < RECENT_US
     }
 
     fn is_recent(&self, column: &Column) -> bool {

@@ -94,7 +94,7 @@ impl Column {
     fn find(&self, epoch: u32, offset: u64, length: u32) -> Result<Found, Failure> {
         let mut place = self.geometry.place(offset, length)?;
         let mut state = self.lock_alive()?;
-        let now = self.touch();
+        let now = self.touch_read();
         if let Some(chunk) = state.chunks.get_mut(&place.chunk) {
             chunk.used_at = now;
         }
@@ -210,7 +210,7 @@ impl Column {
 
     /// A frame that nobody has yet.
     async fn frame(self: &Arc<Self>, bytes: usize) -> Result<Frame, Failure> {
-        let mut room = Room::new(&self.shared);
+        let mut room = Room::to_read(&self.shared);
         loop {
             match self.tenant().frame(&self.shared.arena, bytes) {
                 Err(failure) if failure.code == Code::NoSpace => {

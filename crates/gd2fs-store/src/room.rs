@@ -16,11 +16,15 @@ use crate::tenants::Tenant;
 const WAIT_MAX: Duration = Duration::from_secs(2);
 /// Frames also come back without a word, from readers that end.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// So long a write waits for the log, while that has something to write, rather than push out what is being read.
+const SPARE: Duration = Duration::from_secs(1);
 
 /// One operation's patience.
 pub(crate) struct Room {
     shared: Arc<Shared>,
-    until: Instant,
+    began: Instant,
+    /// Whether it spares what is being read.
+    spares: bool,
 }
 
 /// While it lives the flushers hurry.
@@ -41,8 +45,20 @@ impl Drop for Pressure<'_> {
 }
 
 impl Room {
-    pub fn new(shared: &Arc<Shared>) -> Room {
-        Room { shared: Arc::clone(shared), until: Instant::now() + WAIT_MAX }
+    pub fn to_write(shared: &Arc<Shared>) -> Room {
+        Room { shared: Arc::clone(shared), began: Instant::now(), spares: true }
+    }
+
+    pub fn to_read(shared: &Arc<Shared>) -> Room {
+        Room { spares: false, ..Room::to_write(shared) }
+    }
+
+    fn until(&self) -> Instant {
+        self.began + WAIT_MAX
+    }
+
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.until()
     }
 
     /// Returns when it is worth asking for a frame of `bytes` again; `refusal` if nothing comes free in time.
@@ -51,17 +67,20 @@ impl Room {
         let space = shared.space.notified();
         tokio::pin!(space);
         space.as_mut().enable();
-        if Instant::now() >= self.until {
+        if self.is_over() {
             return Err(refusal);
         }
-        if shared.evict(bytes, asker) > 0 {
+        // What has just become clean is held for a moment by the write that made it so.
+        let patience = if shared.dirty_bytes() > 0 { SPARE } else { LOOK_AGAIN };
+        let spare = self.spares && self.began.elapsed() < patience;
+        if shared.evict(bytes, asker, spare) > 0 {
             return Ok(());
         }
         if shared.tiers.iter().all(|tier| tier.check().is_err()) {
             return Err(refusal);
         }
         let _pressure = Pressure::new(&shared);
-        let _ = timeout(LOOK_AGAIN, timeout_at(self.until.into(), space)).await;
+        let _ = timeout(LOOK_AGAIN, timeout_at(self.until().into(), space)).await;
         Ok(())
     }
 
@@ -72,13 +91,13 @@ impl Room {
         let Some(tier) = self.shared.tier_of(&column.key(index)) else { return Ok(()) };
         while tenant.log.is_above(0) && tier.surplus().is_some() {
             let refused = || tenant.above("log", &tenant.log);
-            let one = timeout_at(self.until.into(), tier.evicting.lock()).await.map_err(|_| refused())?;
+            let one = timeout_at(self.until().into(), tier.evicting.lock()).await.map_err(|_| refused())?;
             let Some(surplus) = tier.surplus() else { break };
             if self.shared.evict_log(tier, surplus, tenant).await? > 0 {
                 break;
             }
             drop(one);
-            if Instant::now() >= self.until {
+            if self.is_over() {
                 return Err(refused());
             }
             tokio::time::sleep(LOOK_AGAIN).await;
@@ -90,7 +109,7 @@ impl Room {
     pub async fn wait_clean(&mut self, refusal: impl FnOnce() -> Failure) -> Result<(), Failure> {
         let shared = Arc::clone(&self.shared);
         while !shared.tiers.is_empty() && shared.dirty_bytes() > shared.dirty_bytes_max {
-            if Instant::now() >= self.until {
+            if self.is_over() {
                 return Err(refusal());
             }
             let space = shared.space.notified();

@@ -16,6 +16,8 @@ pub(crate) struct Standing {
     priority: AtomicU8,
     /// Microseconds of the store; it never sinks.
     used_at: AtomicU64,
+    /// When it was last read; 0: never.
+    read_at: AtomicU64,
 }
 
 /// Which ledgers of its tenant list a column: those of the tiers in which it may have something to give up.
@@ -40,6 +42,17 @@ impl Column {
         let now = self.shared.now_us();
         self.touch_at(now);
         now
+    }
+
+    /// The same of a reader.
+    pub(crate) fn touch_read(&self) -> u64 {
+        let now = self.touch();
+        self.standing.read_at.store(now.max(1), Relaxed);
+        now
+    }
+
+    pub(crate) fn read_at(&self) -> u64 {
+        self.standing.read_at.load(Relaxed)
     }
 
     pub(crate) fn touch_at(&self, used_at: u64) {

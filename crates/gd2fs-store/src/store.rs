@@ -93,7 +93,7 @@ impl Store {
             columns.lock(name).insert(name, Slot::Deleted);
             graves.push_back((Instant::now() + TOMBSTONE_LIFE.saturating_sub(age), name));
         }
-        let live_bytes_max = tiers.iter().map(|tier| tier.live_bytes_max).sum();
+        let live_bytes_max = tiers.iter().map(|tier| tier.live_bytes_max()).sum();
         let shared = Shared {
             tenants: Tenants::new(tenant_share, memory_bytes, live_bytes_max),
             arena: Arc::new(Arena::new(memory_bytes)),

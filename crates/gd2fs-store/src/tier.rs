@@ -20,9 +20,8 @@ use crate::ledger::Held;
 /// A log has room for so many of its largest records, so that reclaim has something to choose from.
 const RECORDS_MIN: u64 = 32;
 const RECORD_BYTES_MIN: u64 = 64 << 10;
-/// With more than this alive, and a few segments less, reclaim copies several bytes for each that it frees.
+/// Of what can live in a log at all. With more than this alive reclaim copies several bytes for each that it frees.
 const LIVE_PERCENT_MAX: u64 = 80;
-const SEGMENTS_SPARED: u64 = 3;
 
 /// One file or block device that the node writes behind to.
 #[derive(Clone, Debug)]
@@ -64,8 +63,6 @@ pub enum TierError {
 pub(crate) struct Tier {
     pub path: PathBuf,
     pub log: Log,
-    /// Bytes that may live in it.
-    pub live_bytes_max: u64,
     pub queue: Queue,
     /// Why the last append failed, until one succeeds.
     pub trouble: Mutex<Option<Failure>>,
@@ -92,11 +89,8 @@ impl Tier {
         options.payload_bytes_max = 1 << largest.ilog2();
         let opened = Log::open(Arc::new(device), options).await;
         let (log, recovered) = opened.map_err(|error| TierError::Log { path: path.clone(), error })?;
-        let stats = log.stats();
-        let most = stats.total_bytes / 100 * LIVE_PERCENT_MAX;
         let tier = Tier {
             path: path.clone(),
-            live_bytes_max: most.saturating_sub(SEGMENTS_SPARED * stats.segment_bytes),
             log,
             queue: Queue::default(),
             trouble: Mutex::default(),
@@ -106,9 +100,14 @@ impl Tier {
         Ok((Arc::new(tier), recovered))
     }
 
+    /// Bytes that may live in it.
+    pub fn live_bytes_max(&self) -> u64 {
+        self.log.stats().usable_bytes / 100 * LIVE_PERCENT_MAX
+    }
+
     /// Bytes that live in the log beyond its share.
     pub fn surplus(&self) -> Option<u64> {
-        self.log.stats().live_bytes.checked_sub(self.live_bytes_max).filter(|surplus| *surplus > 0)
+        self.log.stats().live_bytes.checked_sub(self.live_bytes_max()).filter(|surplus| *surplus > 0)
     }
 
     /// Ends the flusher; what waits is not written any more.

@@ -23,7 +23,7 @@ impl Column {
         length: u32,
     ) -> Result<WriteTicket, Failure> {
         let place = self.geometry.place(offset, length)?;
-        let mut room = Room::new(&self.shared);
+        let mut room = Room::to_write(&self.shared);
         let full = || {
             let bytes = self.shared.dirty_bytes();
             Failure::new(
@@ -77,7 +77,7 @@ impl Column {
         sums: &[u32],
         fenced: impl Fn() -> bool,
     ) -> Result<(), Failure> {
-        let mut room = Room::new(&self.shared);
+        let mut room = Room::to_write(&self.shared);
         loop {
             match self.try_publish(ticket, sums, &fenced) {
                 Ok(false) => return Ok(()),

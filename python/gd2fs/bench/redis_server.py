@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from gd2fs.bench import debian
 from gd2fs.config.serving import PARENT_VARIABLE, die_with_parent
 
-INSTALL_S = 180.0
 READY_S = 15.0
 STOP_S = 5.0
 POLL_S = 0.02
@@ -24,26 +23,10 @@ class RedisUnavailable(Exception):
 
 def ensure_installed() -> None:
     """Installs Debian's package if there is none and we may. Raises RedisUnavailable."""
-    if shutil.which("redis-server"):
-        return
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        raise RedisUnavailable("redis-server is not installed; apt-get install redis-server")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in ("update", "install -y --no-install-recommends redis-server"):
-        try:
-            done = subprocess.run(
-                ["apt-get", "-q", *command.split()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=INSTALL_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise RedisUnavailable(f"apt-get {command} took longer than {INSTALL_S:g} s") from error
-        if done.returncode:
-            reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise RedisUnavailable(f"apt-get {command} failed: {' '.join(reason)}")
+    try:
+        debian.ensure_installed("redis-server", "redis-server")
+    except debian.PackageUnavailable as error:
+        raise RedisUnavailable(str(error)) from error
 
 
 def version() -> str:

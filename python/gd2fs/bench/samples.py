@@ -6,8 +6,9 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from gd2fs.bench.cases import Key
 
@@ -27,6 +28,7 @@ class Sample:
 
 
 Contender = Callable[[], Sample]
+Name = TypeVar("Name", bound=Hashable)
 Samples = dict[Key, list[Sample]]
 
 
@@ -44,7 +46,7 @@ def timed(bytes_moved: int, pids: tuple[int, ...], work: Callable[[], tuple[floa
     return Sample(bytes_moved, seconds, used, latencies)
 
 
-def interleave(contenders: Mapping[Key, Contender], rounds: int) -> Samples:
+def interleave(contenders: Mapping[Name, Contender], rounds: int) -> dict[Name, list[Sample]]:
     """Every contender once a round, in an order that changes: what disturbs the machine disturbs all.
 
     The samples of one key are in the order of the rounds, so that those of two keys can be paired.

@@ -6,6 +6,7 @@ import datetime
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,15 +14,10 @@ import typer
 
 from gd2fs.cli.output import JsonFlag, console, print_json
 
-app = typer.Typer(help="Measure the data plane on this machine.", no_args_is_help=True)
+app = typer.Typer(help="Measure GD2FS on this machine.", no_args_is_help=True)
 
 #: Where a checkout keeps its results.
 RESULTS = Path("benchmarks/results")
-
-
-@app.callback()
-def bench() -> None:
-    """Keeps `io` a command with a name of its own."""
 
 
 @app.command("io")
@@ -78,6 +74,60 @@ def io(
     if output is not None:
         for path in _keep(result, output):
             notes.print(f"wrote {path}", markup=False)
+
+
+@app.command("tiers")
+def tiers(
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, 3 loops; at most 5 minutes.")] = False,
+    loops: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Loops of torture. Default 100, with --quick 3.")
+    ] = None,
+    only: Annotated[
+        str, typer.Option(metavar="PART[,PART...]", help="Which parts to run; see docs/reference/bench.md.")
+    ] = "",
+    directory: Annotated[
+        Path, typer.Option(metavar="DIR", help="On the disk to measure; needs 17 GiB, with --quick 3.")
+    ] = Path("."),
+    seed: Annotated[int, typer.Option(min=0, help="Of the torture's first loop.")] = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Memory and log together: beside fio, beside a node without a log, full, killed, tortured; in one run.
+
+    Starts its own control and nodes on this machine, and ends them. fio, Debian's package, is installed if it
+    is missing and we are root. A full run takes about an hour. See docs/reference/bench.md.
+    """
+    from gd2fs.bench.tiers.plan import QUICK, Options, Sizes
+    from gd2fs.bench.tiers.run import run_tiers
+    from gd2fs.bench.tiers.show import print_tables
+
+    if not directory.is_dir():
+        raise NotADirectoryError(f"--directory: {directory} is not a directory; make it first")
+    sizes = QUICK if quick else Sizes()
+    notes = console(stderr=True)
+
+    def tell(text: str) -> None:
+        notes.print(text, markup=False)
+
+    parts = _parts(only, quick, tell)
+    result = run_tiers(Options(directory.resolve(), parts, sizes, loops or sizes.torture_loops, seed), tell)
+    if as_json:
+        print_json(result)
+    else:
+        print_tables(result)
+
+
+def _parts(only: str, quick: bool, tell: Callable[[str], None]) -> tuple[str, ...]:
+    """The parts that were asked for, in their order."""
+    from gd2fs.bench.tiers.plan import PARTS, SLOW
+
+    wanted = [part.strip() for part in only.split(",") if part.strip()]
+    for part in wanted:
+        if part not in PARTS:
+            raise typer.BadParameter(f"--only: {part!r} is none of {', '.join(PARTS)}")
+    if quick and not wanted:
+        tell(f"--quick leaves out {', '.join(SLOW)}; name them in --only")
+        return tuple(part for part in PARTS if part not in SLOW)
+    return tuple(part for part in PARTS if part in wanted or not wanted)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

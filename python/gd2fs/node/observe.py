@@ -20,6 +20,7 @@ _RISING = frozenset(
         "bytes_written",
         "reads",
         "writes",
+        "writes_refused_unread",
         "connections_refused",
         "checksum_failures",
         "stale_refused",

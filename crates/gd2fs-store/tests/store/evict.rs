@@ -160,7 +160,7 @@ fn of_what_a_plan_has_used_the_later_tokens_go_first() {
 #[test]
 fn a_log_keeps_the_higher_priority() {
     run(async {
-        let mut disk = Disk::new(4 * MIB, 30 << 20);
+        let mut disk = Disk::new(4 * MIB, 31 << 20);
         disk.flush_delay = Duration::ZERO;
         let store = disk.open().await;
         let kept = stored(&store, &of("t", 200, 1), 8).await;
@@ -319,7 +319,7 @@ fn two_tenants_that_write_at_once_stay_within_their_shares() {
 
 /// A tenant stores 6 MiB in a log that may hold 19, and another 18 MiB after it; how much of the first is left.
 async fn left_after_a_flood(share: f64) -> (u64, u64) {
-    let mut disk = Disk::new(4 * MIB, 30 << 20);
+    let mut disk = Disk::new(4 * MIB, 31 << 20);
     disk.flush_delay = Duration::ZERO;
     disk.tenant_share = share;
     let store = disk.open().await;

@@ -371,3 +371,53 @@ fn power_cuts_lose_only_what_was_not_flushed() {
         }
     });
 }
+
+#[test]
+fn a_writer_of_many_times_the_log_is_never_refused() {
+    run(async {
+        let mut disk = Disk::new(4 * MIB, 32 << 20);
+        disk.flush_delay = Duration::ZERO;
+        let store = disk.open().await;
+        for number in 0..160 {
+            let file = store.open(&file(number), 0).await.unwrap().0;
+            for chunk in 0..4u64 {
+                put(&file, 0, chunk * u64::from(UNIT), &pattern(UNIT as usize, number)).await.unwrap();
+            }
+        }
+        assert!(store.tier_stats().evicted_log_bytes > 100 << 20);
+    });
+}
+
+#[test]
+fn what_is_read_stays_in_memory_beside_writers() {
+    run(async {
+        let mut disk = Disk::new(4 * MIB, 256 << 20);
+        disk.flush_delay = Duration::ZERO;
+        let store = disk.open().await;
+        let hot = store.open(&file(200), 0).await.unwrap().0;
+        let chunks = 6u64;
+        for chunk in 0..chunks {
+            put(&hot, 0, chunk * u64::from(UNIT), &pattern(UNIT as usize, 1)).await.unwrap();
+        }
+        hot.flush().await.unwrap();
+        get(&hot, 0, 1000).await.unwrap();
+        // What is dirty, and what is being written, is more than the rest of the memory.
+        let mut writers = tokio::task::JoinSet::new();
+        for number in 0..6 {
+            let cold = store.open(&file(number), 0).await.unwrap().0;
+            writers.spawn(async move {
+                for chunk in 0..32u64 {
+                    put(&cold, 0, chunk * u64::from(UNIT), &pattern(UNIT as usize, 2)).await.unwrap();
+                }
+            });
+        }
+        let mut reads = 0;
+        while writers.try_join_next().map(Result::unwrap).is_some() || !writers.is_empty() {
+            get(&hot, reads % chunks * u64::from(UNIT), 1000).await.unwrap();
+            reads += 1;
+        }
+        let stats = store.tier_stats();
+        assert!(stats.evicted_dram_bytes > 40 << 20, "{stats:?}");
+        assert!(stats.hits_nvme * 100 <= reads, "{} of {reads} reads were cold", stats.hits_nvme);
+    });
+}

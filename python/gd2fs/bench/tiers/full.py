@@ -1,0 +1,171 @@
+"""A full store: reads of what is resident, while one writer offers many times what fits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from gd2fs import errors
+from gd2fs.bench.cases import MIB, STREAMS
+from gd2fs.bench.samples import Sample
+from gd2fs.bench.tiers.figures import latencies_ms, over, rates
+from gd2fs.bench.tiers.plan import Sizes
+from gd2fs.bench.tiers.stage import Stage
+from gd2fs.bench.tiers.traffic import Memory, Traffic
+from gd2fs.client import Client
+
+#: The writer offers so many times the size of the log, which is what the store keeps.
+OFFERED = 10
+READ_BYTES, WRITE_BYTES = MIB, 4 * MIB
+READS_OUTSTANDING = 16
+#: One writer, who waits for each request and makes the next one at once.
+WRITES_OUTSTANDING = 1
+FILE_WRITES = 8
+DEADLINE_S = 10.0
+#: What a caller waits after a refusal that says "try again later".
+PAUSE_S = 0.05
+#: What a request may take beyond its deadline: it is ended by a timer on a busy machine.
+GRACE_S = 0.5
+#: Reads of what is resident that may have had to wait for the log all the same.
+COLD_MAX = 0.02
+RESIDENT = "/resident"
+
+
+class Writer:
+    """One client that writes new files until it has offered ``budget`` bytes, refused ones included, or is
+    told to stop."""
+
+    def __init__(self, client: Client, budget: int) -> None:
+        self._client = client
+        self._left, self._number = budget // WRITE_BYTES, 0
+        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._buffer = bytes(range(256)) * (WRITE_BYTES // 256)
+        self.refused: Counter[str] = Counter()
+        self.accepted = 0
+        self.longest_s = 0.0
+        self.failure: BaseException | None = None
+        self._threads = [threading.Thread(target=self._run) for _ in range(WRITES_OUTSTANDING)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def over(self) -> bool:
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def stop(self) -> None:
+        """Raises what went wrong and is no refusal."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set() and self._one():
+                pass
+        except BaseException as error:
+            self.failure = error
+            self._stopped.set()
+
+    def _one(self) -> bool:
+        with self._lock:
+            if not self._left:
+                return False
+            self._left -= 1
+            number = self._number
+            self._number += 1
+            path = f"/offered-{id(self)}-{number // FILE_WRITES}"
+            if number % FILE_WRITES == 0:
+                self._client.create(path)
+        begun = time.monotonic()
+        refusal = ""
+        try:
+            self._client.write(path, number % FILE_WRITES * WRITE_BYTES, self._buffer)
+        except (errors.NoSpace, errors.Overloaded, errors.Timeout) as error:
+            refusal = type(error).__name__
+        took = time.monotonic() - begun
+        with self._lock:
+            self.longest_s = max(self.longest_s, took)
+            if refusal:
+                self.refused[refusal] += 1
+            else:
+                self.accepted += WRITE_BYTES
+        if refusal:
+            self._stopped.wait(PAUSE_S)
+        return True
+
+
+def measure(directory: Path, sizes: Sizes, memory: Memory) -> dict[str, Any]:
+    """Rounds of reads alone, and of the same beside the writer."""
+    size = sizes.full_memory // 4
+    with ExitStack() as stack:
+        stage = stack.enter_context(Stage(directory / "full", sizes.full_memory, sizes.full_log))
+        reader = Traffic(
+            stack.enter_context(stage.connect(STREAMS, DEADLINE_S)), memory, READS_OUTSTANDING, DEADLINE_S
+        )
+        writing = stack.enter_context(stage.connect(STREAMS, DEADLINE_S))
+        reader.fill(RESIDENT, size)
+        # Until both tiers are full. What is read meanwhile stays.
+        _, filler = _round(stage, reader, size, Writer(writing, sizes.full_log * 3 // 2))
+        alone, beside, writers = [], [], [filler]
+        before = stage.metrics()
+        for _ in range(sizes.rounds):
+            alone.append(_pass(reader, size, 4))
+            sample, writer = _round(
+                stage, reader, size, Writer(writing, OFFERED * sizes.full_log // sizes.rounds)
+            )
+            beside.append(sample)
+            writers.append(writer)
+        after = stage.metrics()
+    counted = {name: after.get(name, 0) - before.get(name, 0) for name in after}
+    cold, dram = counted["hits_nvme_total"], counted["hits_dram_total"]
+    if cold > COLD_MAX * (cold + dram):
+        raise RuntimeError(f"{cold:.0f} of {cold + dram:.0f} reads of resident data found it in the log only")
+    refused = sum((writer.refused for writer in writers[1:]), Counter[str]())
+    longest = max([*(writer.longest_s for writer in writers), *(max(s.latencies_s) for s in alone + beside)])
+    refusals = sum(value for name, value in counted.items() if name in _REFUSALS)
+    return {
+        "ratio": over(beside, alone),
+        "alone": rates(alone) | latencies_ms(alone),
+        "beside_writer": rates(beside) | latencies_ms(beside),
+        "offered_bytes": OFFERED * sizes.full_log,
+        "accepted_bytes": sum(writer.accepted for writer in writers[1:]),
+        "refused": dict(refused),
+        "refusals_of_node": int(refusals),
+        "refusals_before_payload": int(counted["writes_refused_unread_total"]),
+        "evicted_log_bytes": int(counted["evicted_log_bytes_total"]),
+        "longest_request_s": round(longest, 3),
+        "deadline_s": DEADLINE_S,
+        "within_deadline": longest <= DEADLINE_S + GRACE_S,
+    }
+
+
+_REFUSALS = ("errors_total NO_SPACE", "errors_total OVERLOADED")
+
+
+def _pass(reader: Traffic, size: int, times: int) -> Sample:
+    offsets = [offset for _ in range(times) for offset in range(0, size, READ_BYTES)]
+    return reader.read(RESIDENT, offsets, READ_BYTES)
+
+
+def _round(stage: Stage, reader: Traffic, size: int, writer: Writer) -> tuple[Sample, Writer]:
+    """Reads from the writer's first request to its last."""
+    passes = []
+    writer.start()
+    try:
+        while not writer.over:
+            passes.append(_pass(reader, size, 1))
+    finally:
+        writer.stop()
+    # The next reads alone shall be alone.
+    stage.settle()
+    latencies = [latency for sample in passes for latency in sample.latencies_s]
+    total, seconds = sum(s.bytes for s in passes), sum(s.seconds for s in passes)
+    return Sample(total, seconds, None, latencies), writer
