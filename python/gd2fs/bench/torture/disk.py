@@ -26,7 +26,8 @@ def program() -> Path:
     """Where the disk's program is. Raises NoDisk if it was not built, or /dev/fuse can't be used."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise NoDisk("/dev/fuse can't be used; power cuts need it, and root or fusermount3")
-    built = Path(__file__).parents[4] / "target" / "release" / "gd2fs-disk"
+    target = Path(os.environ.get("CARGO_TARGET_DIR", Path(__file__).parents[4] / "target"))
+    built = target / "release" / "gd2fs-disk"
     named = os.environ.get(PROGRAM_VARIABLE) or (str(built) if built.exists() else shutil.which("gd2fs-disk"))
     if not named:
         raise NoDisk(
