@@ -29,4 +29,5 @@ def test_torture_of_nodes_that_have_only_memory(tmp_path: Path) -> None:
     with Torture(Settings(tmp_path, seed=SEED, nodes=1, logs=0)) as torture:
         counters = torture.run(1)
     assert counters.clean, "\n".join(counters.violations[:20])
-    assert counters.kills > 0 < counters.bytes_checked
+    # The last kill may have been the end of all that was written.
+    assert counters.kills > 0 < counters.bytes_checked + counters.bytes_missing
