@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use crate::shelf::Shelf;
 
 /// Nothing in these tests may take longer.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A file that plays the device, and its checkpoint.
 pub struct Disk {
