@@ -186,12 +186,13 @@ impl Column {
 
     /// Without a log: gives up whole chunks, from the last on, until `goal` bytes are free.
     fn drop_tail(&self, goal: u64) -> u64 {
+        let now = Instant::now();
         let mut state = self.state.lock();
         let mut freed = 0;
         while freed < goal
             && let Some((index, chunk)) = state.chunks.last_key_value()
             && chunk.can_go()
-            && !self.is_pinned(*index)
+            && !self.is_pinned(*index, now)
         {
             freed += chunk.frame().map_or(0, |frame| frame.capacity() as u64);
             let index = *index;
@@ -205,10 +206,11 @@ impl Column {
 
     /// Gives up chunks that `tier` has, from the last on, until `goal` bytes of it are free.
     fn forget_tail(&self, tier: &Arc<Tier>, goal: u64) -> u64 {
+        let now = Instant::now();
         let mut state = self.state.lock();
         let (mut going, mut wanted, mut freed) = (Vec::new(), 0, 0);
         for (index, chunk) in state.chunks.iter().rev() {
-            if freed >= goal || !chunk.can_go() || self.is_pinned(*index) {
+            if freed >= goal || !chunk.can_go() || self.is_pinned(*index, now) {
                 break;
             }
             // Also those of other logs: a hole in the middle makes what lies behind it useless.
@@ -225,8 +227,8 @@ impl Column {
         freed
     }
 
-    fn is_pinned(&self, index: u64) -> bool {
+    fn is_pinned(&self, index: u64, now: Instant) -> bool {
         let (file, column) = self.name();
-        self.shared.pins.is_pinned(file, column, index..index + 1, Instant::now())
+        self.shared.pins.is_pinned(file, column, index..index + 1, now)
     }
 }

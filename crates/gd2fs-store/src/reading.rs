@@ -41,6 +41,15 @@ struct Where {
     most: bool,
 }
 
+impl Where {
+    /// These runs of a cold chunk.
+    fn of(chunk: &Chunk, runs: Vec<Run>, most: bool) -> Where {
+        let record = chunk.record.as_ref().expect("a cold chunk has a record");
+        let (tier, place, version) = (Arc::clone(&record.tier), record.place, record.version);
+        Where { tier, place, version, runs, most }
+    }
+}
+
 impl Column {
     /// A view of `[offset, offset + length)`, shorter only where the column ends. `summed` = false skips every verification.
     /// What lies in the log is read from there: all of its chunk, which then stays in memory, or, for a small part, only its blocks.
@@ -121,10 +130,8 @@ impl Column {
             return Ok(Found::Memory(frame.clone(), place, runs));
         }
         let runs = chunk.runs().covering(start, end).ok_or_else(missing)?.to_vec();
-        let record = chunk.record.as_ref().expect("a cold chunk has a record");
         let most = u64::from(end - start) * 2 >= chunk.runs().bytes();
-        let (tier, place_in_log, version) = (Arc::clone(&record.tier), record.place, record.version);
-        Ok(Found::Log(Where { tier, place: place_in_log, version, runs, most }, place))
+        Ok(Found::Log(Where::of(chunk, runs, most), place))
     }
 
     fn view(
@@ -226,19 +233,12 @@ impl Column {
         loop {
             let (loading, found, capacity) = {
                 let mut state = self.state.lock();
-                let Some(chunk) = state.chunks.get_mut(&index).filter(|chunk| chunk.frame().is_none()) else {
+                let Some(chunk) = state.chunks.get_mut(&index).filter(|chunk| chunk.is_cold()) else {
                     return Ok(());
                 };
                 let loading = Arc::clone(chunk.loading.get_or_insert_default());
-                let record = chunk.record.as_ref().expect("a cold chunk has a record");
-                let found = Where {
-                    tier: Arc::clone(&record.tier),
-                    place: record.place,
-                    version: record.version,
-                    runs: chunk.runs().as_slice().to_vec(),
-                    most: true,
-                };
-                (loading, found, chunk.runs().end() as usize)
+                let runs = chunk.runs().as_slice().to_vec();
+                (loading, Where::of(chunk, runs, true), chunk.runs().end() as usize)
             };
             let Ok(_turn) = Arc::clone(&loading).try_lock_owned() else {
                 drop(loading.lock().await);
@@ -267,5 +267,5 @@ impl Column {
 
 /// Whether what was read is what the chunk is.
 fn is_still(chunk: &Chunk, found: &Where) -> bool {
-    chunk.frame().is_none() && chunk.record.as_ref().is_some_and(|record| record.version == found.version)
+    chunk.is_cold() && chunk.record.as_ref().is_some_and(|record| record.version == found.version)
 }

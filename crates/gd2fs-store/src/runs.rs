@@ -54,14 +54,8 @@ impl Runs {
 
     /// The first byte from `start` on that is not valid.
     pub fn covered_to(&self, start: u32) -> u32 {
-        let mut at = start;
-        for run in &self.0[self.touching(start, u32::MAX)] {
-            if run.start > at {
-                break;
-            }
-            at = run.end;
-        }
-        at
+        let first = self.valid_parts(start, u32::MAX).next();
+        first.filter(|(from, _)| *from == start).map_or(start, |(_, upto)| upto)
     }
 
     /// The valid bytes inside `[start, end)`, as ranges that do not touch each other.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use gd2fs_device::Device;
-use gd2fs_log::{Log, LogError, Options, Place, Recovered};
+use gd2fs_log::{Log, LogError, Options, Place, Recovered, Stats};
 use gd2fs_wire::sums::{Run, crc32c};
 use gd2fs_wire::{Code, Failure};
 use parking_lot::Mutex;
@@ -102,12 +102,13 @@ impl Tier {
 
     /// Bytes that may live in it.
     pub fn live_bytes_max(&self) -> u64 {
-        self.log.stats().usable_bytes / 100 * LIVE_PERCENT_MAX
+        live_bytes_max(&self.log.stats())
     }
 
     /// Bytes that live in the log beyond its share.
     pub fn surplus(&self) -> Option<u64> {
-        self.log.stats().live_bytes.checked_sub(self.live_bytes_max()).filter(|surplus| *surplus > 0)
+        let stats = self.log.stats();
+        stats.live_bytes.checked_sub(live_bytes_max(&stats)).filter(|surplus| *surplus > 0)
     }
 
     /// Ends the flusher; what waits is not written any more.
@@ -146,6 +147,10 @@ impl Drop for Record {
     fn drop(&mut self) {
         self.tier.log.release(self.place);
     }
+}
+
+fn live_bytes_max(stats: &Stats) -> u64 {
+    stats.usable_bytes / 100 * LIVE_PERCENT_MAX
 }
 
 /// A log's answer as a client learns it.
