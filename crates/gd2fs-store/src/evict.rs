@@ -46,6 +46,9 @@ impl Shared {
                 };
             }
         }
+        if self.tiers.is_empty() && freed > 0 {
+            self.precedence.gave_up();
+        }
         self.counters.evicted_dram_bytes.fetch_add(freed, Relaxed);
         freed as usize
     }
@@ -70,6 +73,9 @@ impl Shared {
                 }
                 freed += of_column;
             }
+        }
+        if freed > 0 {
+            self.precedence.gave_up();
         }
         self.counters.evicted_log_bytes.fetch_add(freed, Relaxed);
         Ok(freed)

@@ -26,6 +26,7 @@ mod ledger;
 mod mapping;
 mod owner;
 mod pins;
+mod precedence;
 mod read;
 mod reading;
 mod recovery;

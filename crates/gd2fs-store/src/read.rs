@@ -6,6 +6,7 @@ use gd2fs_wire::sums::crc32c;
 
 use crate::frame::Frame;
 use crate::grains::{RunGrains, part_sum};
+use crate::precedence::Reading;
 use crate::runs::Run;
 
 /// Bytes of a chunk in a frame that begins with the chunk's byte `first`: 0 for the chunk's own frame, the first block for one
@@ -34,6 +35,8 @@ pub struct ReadView {
     end: u32,
     /// CRC-32C of each piece of the range; empty if they were not asked for.
     pub sums: Vec<u32>,
+    /// Writes may wait for it, see [`crate::precedence`].
+    _reading: Option<Reading>,
 }
 
 /// Grains that a read has found out.
@@ -42,7 +45,7 @@ pub(crate) type Learned = Vec<(Run, RunGrains)>;
 impl ReadView {
     /// Nothing: the range lies at or beyond the column's end.
     pub(crate) fn empty() -> ReadView {
-        ReadView { extent: None, start: 0, end: 0, sums: Vec::new() }
+        ReadView { extent: None, start: 0, end: 0, sums: Vec::new(), _reading: None }
     }
 
     /// A view of `[start, end)`, held by `runs`, each with its grains where they are known. The sum of a whole run goes out as it
@@ -68,7 +71,11 @@ impl ReadView {
             sums.push(sum);
             learned.extend(found.map(|grains| (*run, grains)));
         }
-        Ok((ReadView { extent: Some(extent), start, end, sums }, learned))
+        Ok((ReadView { extent: Some(extent), start, end, sums, _reading: None }, learned))
+    }
+
+    pub(crate) fn while_it_lives(self, reading: Reading) -> ReadView {
+        ReadView { _reading: Some(reading), ..self }
     }
 
     pub fn bytes(&self) -> &[u8] {

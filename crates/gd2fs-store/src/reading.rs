@@ -60,6 +60,17 @@ impl Column {
         length: u32,
         summed: bool,
     ) -> Result<ReadView, Failure> {
+        let reading = self.shared.precedence.read();
+        Ok(self.look(epoch, offset, length, summed).await?.while_it_lives(reading))
+    }
+
+    async fn look(
+        self: &Arc<Self>,
+        epoch: u32,
+        offset: u64,
+        length: u32,
+        summed: bool,
+    ) -> Result<ReadView, Failure> {
         let mut cold: Option<Instant> = None;
         for _ in 0..TRIES_MAX {
             let (found, place) = match self.find(epoch, offset, length)? {

@@ -13,6 +13,7 @@ use crate::changed::Changed;
 use crate::data_dir::DataDir;
 use crate::histogram::Histogram;
 use crate::pins::Pins;
+use crate::precedence::Precedence;
 use crate::tenants::Tenants;
 use crate::tier::Tier;
 
@@ -33,6 +34,8 @@ pub(crate) struct Shared {
     pub pressed: AtomicUsize,
     /// One looks for something to give up at a time.
     pub evicting: Mutex<()>,
+    /// Reads before writes, when it is full.
+    pub precedence: Arc<Precedence>,
     /// Columns of which control must hear.
     pub changed: Changed,
     pub pins: Pins,

@@ -22,6 +22,7 @@ use crate::flusher::flush_behind;
 use crate::geometry::Geometry;
 use crate::owner::TierOwner;
 use crate::pins::Pins;
+use crate::precedence::Precedence;
 use crate::recovery::recover;
 use crate::scrub::Scrubber;
 use crate::shared::{Counters, Shared};
@@ -105,6 +106,7 @@ impl Store {
             space: Notify::new(),
             pressed: AtomicUsize::new(0),
             evicting: Mutex::default(),
+            precedence: Precedence::new(),
             changed: Changed::default(),
             pins: Pins::default(),
             warming: Arc::new(Semaphore::new(WARMING_MAX)),

@@ -33,6 +33,7 @@ impl Column {
         };
         room.wait_clean(full).await?;
         room.make_log(self, place.chunk).await?;
+        self.shared.precedence.await_reads(length).await;
         loop {
             match self.reserve(epoch, grant, offset, place) {
                 Ok(frame) => {

@@ -41,26 +41,28 @@ def random(directory: Path, sizes: Sizes, memory: Memory) -> dict[str, Any]:
         return [int(place) * RANDOM_BYTES for place in order]
 
     job = Job("randread", sizes.random, RANDOM_BYTES, RANDOM_DEPTH, sizes.random_read, len(PATHS))
-    row = _beside_fio(directory / "random", sizes, memory, sizes.random, job, places)
+    row = _beside_fio(directory / "random", sizes, memory, job, places, sizes.disk_rounds)
     return row | {"depth": RANDOM_DEPTH}
 
 
 def _sequential(directory: Path, size: int, sizes: Sizes, memory: Memory) -> dict[str, Any]:
     job = Job("read", size, SEQUENTIAL_BYTES, STREAMS, size, len(PATHS))
-    row = _beside_fio(directory, sizes, memory, size, job, lambda: list(range(0, size, SEQUENTIAL_BYTES)))
+    row = _beside_fio(
+        directory, sizes, memory, job, lambda: list(range(0, size, SEQUENTIAL_BYTES)), sizes.rounds
+    )
     return {"size": size, **row, "depth": STREAMS}
 
 
 def _beside_fio(
-    directory: Path, sizes: Sizes, memory: Memory, size: int, job: Job, places: Callable[[], list[int]]
+    directory: Path, sizes: Sizes, memory: Memory, job: Job, places: Callable[[], list[int]], rounds: int
 ) -> dict[str, Any]:
     """Rounds of GD2FS and fio on as much data; ``places``: where the requests of a round go."""
     with ExitStack() as stack:
-        stage = stack.enter_context(Stage(directory, sizes.memory, _log_for(2 * size)))
+        stage = stack.enter_context(Stage(directory, sizes.memory, _log_for(2 * job.size)))
         fio = Fio(directory)
         with stage.connect() as client:
             for path in PATHS:
-                Traffic(client, memory, 16).fill(path, size)
+                Traffic(client, memory, 16).fill(path, job.size)
         # Everything is flushed, and nothing in memory.
         stage.restart_node()
         client = stack.enter_context(stage.connect(streams=job.depth))
@@ -69,7 +71,7 @@ def _beside_fio(
         ours()
         for _ in PATHS:
             fio.run(job)
-        samples = interleave({"gd2fs": ours, "fio": lambda: fio.run(job)}, sizes.rounds)
+        samples = interleave({"gd2fs": ours, "fio": lambda: fio.run(job)}, rounds)
     return {
         "ratio": over(samples["gd2fs"], samples["fio"]),
         "gd2fs": rates(samples["gd2fs"]) | latencies_ms(samples["gd2fs"]),

@@ -22,7 +22,7 @@ class Sizes:
     memory: int = 256 * MIB
     cold: tuple[int, ...] = (GIB, 4 * GIB)
     random: int = GIB
-    random_read: int = 256 * MIB
+    random_read: int = GIB
     written: int = 2 * GIB
     ingest_memory: int = 2 * GIB
     full_memory: int = 512 * MIB
@@ -31,6 +31,8 @@ class Sizes:
     connections: int = 1000
     recovered: int = 10 * GIB
     rounds: int = 5
+    #: Where one round on a shared disk may take several times as long as the next.
+    disk_rounds: int = 15
     torture_loops: int = 100
 
 
@@ -48,6 +50,7 @@ QUICK = Sizes(
     connections=200,
     recovered=GIB,
     rounds=3,
+    disk_rounds=3,
     torture_loops=3,
 )
 
