@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -74,7 +75,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[NativeNodeLink]:
     monkeypatch.setitem(sys.modules, "gd2fs._native", native)
     monkeypatch.setattr(gd2fs, "_native", native, raising=False)
     Line.made.clear()
-    link = NativeNodeLink("c", KEYS)
+    link = NativeNodeLink("c", KEYS, time.time)
     yield link
     link.close()
 

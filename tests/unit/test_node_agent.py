@@ -36,6 +36,7 @@ class FakeNative:
         self.stopped: list[int] = []
         self.reports: list[list[dict[str, Any]]] = []
         self.reported_up_to = 0
+        self.heard: list[float] = []
 
     def report(self, limit: int) -> str:
         items = self.reports[0] if self.reports else []
@@ -45,6 +46,9 @@ class FakeNative:
     def reported(self, sequence: int) -> None:
         assert sequence == self.reported_up_to + len(self.reports.pop(0))
         self.reported_up_to = sequence
+
+    def hear_time(self, now: float) -> None:
+        self.heard.append(now)
 
     def addresses(self) -> list[str]:
         return ["tcp://127.0.0.1:1234"]
@@ -104,11 +108,11 @@ class World:
 def well(request: httpx2.Request) -> httpx2.Response:
     if request.url.path.endswith("/register"):
         return httpx2.Response(
-            200, json={"cluster": "local", "incarnation": 6, "lease_s": 10, "heartbeat_s": 0.05}
+            200, json={"cluster": "local", "incarnation": 6, "now": 11.5, "lease_s": 10, "heartbeat_s": 0.05}
         )
     if request.url.path.endswith("/ranges"):
         return httpx2.Response(200, json={"taken": 1, "unknown": [], "stale": []})
-    return httpx2.Response(200, json={"ok": True})
+    return httpx2.Response(200, json={"now": 12.5})
 
 
 def error(status: int, message: str) -> httpx2.Response:
