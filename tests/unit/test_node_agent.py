@@ -127,6 +127,7 @@ def test_register_start_report_and_leave(tmp_path: Path) -> None:
     assert body["node"] == "n1" and body["incarnation_floor"] == 0 and body["config_hash"]
     (native,) = world.natives
     assert native.config["incarnation"] == 6 and native.config["memory_bytes"] == 1 << 30
+    assert native.config["now"] == 11.5 and set(native.heard) == {12.5}, "control says what time it is"
     _, path, beat = world.requests[1]
     assert path == "/v1/nodes/n1/heartbeat" and beat["incarnation"] == 6
     assert beat["addresses"] == ["tcp://127.0.0.1:1234"] and beat["used_bytes"] == 5 and beat["files"] == 2
