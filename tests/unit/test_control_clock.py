@@ -156,6 +156,18 @@ def test_several_controls_have_one_time(tmp_path: Path, clocks: Clocks) -> None:
             assert times[0].now() == pytest.approx(times[1].now(), abs=0.5)
 
 
+def test_steady_clocks_that_go_a_little_wrong_do_not_drift_apart(tmp_path: Path, clocks: Clocks) -> None:
+    fast = ClusterTime(lambda: clocks.wall_s, lambda: clocks.steady_s * 1.005)
+    slow = ClusterTime(lambda: clocks.wall_s, lambda: clocks.steady_s * 0.995)
+    with control(tmp_path, time=fast) as one, control(tmp_path, time=slow) as other:
+        for _ in range(60):
+            for api in (one, other):
+                clocks.sleep(2)
+                nodes.watch(api.service.database)
+        for time in (fast, slow):
+            assert time.now() == pytest.approx(clocks.wall_s, abs=0.1)
+
+
 @pytest.mark.parametrize("jump", JUMPS_S)
 def test_nodes_and_tokens_go_by_the_same_time(tmp_path: Path, clocks: Clocks, jump: float) -> None:
     keys = Keys.parse("1:000102030405060708090a0b0c0d0e0f")

@@ -22,7 +22,8 @@ from gd2fs.control.schema import cluster
 Clock = Callable[[], float]
 
 JUMP_S = 1.0
-"""Beyond this much in one look a clock was set; below, it only goes a little wrong, and is followed."""
+"""Beyond this much in one look a clock was set. Below, clocks only go a little wrong, and the database's
+counts, which all control processes see."""
 SLEW = 0.05
 """How much faster or slower the time may go until it is what the clock says again, once that was set: a wrong
 clock that was set right is reached after 20 times its error, and no duration is off by more than this."""
