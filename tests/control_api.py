@@ -14,6 +14,7 @@ from sqlalchemy import func, select
 
 from gd2fs import errors
 from gd2fs.control.app import create_app
+from gd2fs.control.clock import ClusterTime
 from gd2fs.control.database import Database
 from gd2fs.control.migrate import upgrade
 from gd2fs.control.service import Service
@@ -163,14 +164,23 @@ def _migrated() -> bytes:
 
 
 @contextmanager
-def control(directory: Path, keys: Keys | None = None, **options: Any) -> Iterator[ControlApi]:
-    """Control over a fresh database in `directory`; its worker runs only when the test calls `sweep`."""
+def control(
+    directory: Path,
+    keys: Keys | None = None,
+    *,
+    nodes: FakeNodes | None = None,
+    time: ClusterTime | None = None,
+    **options: Any,
+) -> Iterator[ControlApi]:
+    """Control over the database in `directory`, a fresh one if there is none; its worker runs only when the
+    test calls `sweep`. `time` replaces the clock that the test moves."""
     keys = keys or Keys.development()
-    nodes, clock = FakeNodes(keys), FakeClock()
+    nodes, clock = nodes or FakeNodes(keys), FakeClock()
     file = directory / "control.db"
     if not file.exists():
         file.write_bytes(_migrated())
     url = f"sqlite:///{file}"
-    app = create_app(url, keys, nodes, "test", clock=clock, background=False, **options)
+    time = time or ClusterTime(clock, clock)
+    app = create_app(url, keys, nodes, "test", time=time, background=False, **options)
     with TestClient(app, base_url="http://control:7527") as client:
         yield ControlApi(client, nodes, clock)

@@ -191,7 +191,8 @@ class Node:
         every earlier one of this node), ``keys`` (as GD2FS_CLUSTER_KEYS, "" for the development key),
         ``listen`` (a list of ``tcp://IP[:PORT]``), ``memory_bytes``, ``data_dir``, ``connections_max``,
         ``shm`` ("auto", "off" or the path of a socket: for clients of this host) and ``io_threads`` (0: one
-        for each core, at most 16), ``memory_threads`` (spare threads that take over while one copies much).
+        for each core, at most 16), ``memory_threads`` (spare threads that take over while one copies much)
+        and ``now`` (unix seconds, as control said with the incarnation; none: the machine's clock counts).
 
         Raises Invalid naming the field, or what in the data directory does not fit; Unavailable where an
         address cannot be listened on."""
@@ -210,6 +211,9 @@ class Node:
 
     def reported(self, sequence: int) -> None:
         """Control has taken every report up to this ``sequence``."""
+
+    def hear_time(self, now: float) -> None:
+        """Control says that it is ``now`` (unix seconds): capabilities and tombstones expire by that."""
 
     def stop(self, grace_ms: int) -> None:
         """Accepts nothing more, refuses new requests as SHUTTING_DOWN and lets running ones finish within

@@ -41,7 +41,7 @@ def guarded(tmp_path: Path) -> Iterator[ControlApi]:
 
 
 def _login(api: ControlApi, tenant: str, role: Role, life_s: int = 60, keys: Keys = KEYS) -> None:
-    token = keys.sign(Token(tenant, role, int(time.time()) + life_s))
+    token = keys.sign(Token(tenant, role, int(api.clock.now) + life_s))
     api.headers["Authorization"] = f"Bearer {token}"
 
 
@@ -290,7 +290,7 @@ def test_migrations_make_the_schema(tmp_path: Path) -> None:
         return compare_metadata(MigrationContext.configure(connection), schema.metadata)
 
     assert database.read(difference) == []
-    assert abs(database.read(database.now) - time.time()) < 2.0
+    assert abs(database.read(database.time.wall) - time.time()) < 2.0
     database.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
     with pytest.raises(errors.Unsupported, match="newer"):
         upgrade(database)

@@ -19,6 +19,8 @@ from gd2fs.control.node_link import NativeNodeLink
 from gd2fs.signing import Keys, Token
 
 KEYS = Keys.parse("7:00112233445566778899aabbccddeeff")
+NOW = 1_000_000_000.0
+"""Years before what any machine's clock says: tokens are good by the cluster's time."""
 IDS = np.arange(100, dtype="<u4")
 
 
@@ -47,7 +49,7 @@ class Reader:
     """Stands in for _native.Client: a file of the ids 0..99."""
 
     def __init__(self, addresses: list[str], cluster: str, token: str, **options: Any) -> None:
-        assert KEYS.verify(token, Token).role == "control"
+        assert KEYS.verify(token, Token, now=NOW).role == "control"
         self.done: list[tuple[int, int, int, str]] = []
 
     def file(self, layout: str) -> str:
@@ -74,7 +76,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[NativeNodeLink]:
     monkeypatch.setitem(sys.modules, "gd2fs._native", native)
     monkeypatch.setattr(gd2fs, "_native", native, raising=False)
     Line.made.clear()
-    link = NativeNodeLink("c", KEYS)
+    link = NativeNodeLink("c", KEYS, lambda: NOW)
     yield link
     link.close()
 
@@ -90,8 +92,8 @@ def test_operations_and_items_reach_the_node(link: NativeNodeLink) -> None:
     assert link.list(["tcp://away", "tcp://here"], items[0], 7) == (5, {"asked": [21, page]})
     assert link.scrub(["tcp://here"], True) == (5, {"asked": [22, {"start": True}]})
     assert len(Line.made) == 2, "one line for all but pins, which wait less"
-    token = KEYS.verify(Line.made[0], Token)
-    assert token.role == "control"
+    token = KEYS.verify(Line.made[0], Token, now=NOW)
+    assert token.role == "control" and token.expiry <= NOW + 86_400
 
 
 def test_the_next_address_is_tried_where_that_can_help(link: NativeNodeLink) -> None:

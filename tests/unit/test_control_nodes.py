@@ -80,17 +80,17 @@ def test_a_gap_of_controls_own_kills_no_node(api: ControlApi) -> None:
     api.start_node("b")
     for _ in range(4):
         api.clock.now += 2
-        api.service.write(nodes.watch)
+        nodes.watch(api.service.database)
     api.heartbeat("a")  # b is 8 s old here
     api.clock.now += 60  # control was stopped: nobody could report
     assert _states(api) == {"a": "dead", "b": "dead"}
-    api.service.write(nodes.watch)
+    nodes.watch(api.service.database)
     assert _states(api) == {"a": "alive", "b": "alive"}
     api.clock.now += 3
     assert _states(api) == {"a": "alive", "b": "dead"}, "the gap does not count, the 8 s before it do"
     for _ in range(4):
         api.clock.now += 2
-        api.service.write(nodes.watch)
+        nodes.watch(api.service.database)
     assert _states(api) == {"a": "dead", "b": "dead"}, "watched all the time: no excuse"
 
 

@@ -36,6 +36,7 @@ class FakeNative:
         self.stopped: list[int] = []
         self.reports: list[list[dict[str, Any]]] = []
         self.reported_up_to = 0
+        self.heard: list[float] = []
 
     def report(self, limit: int) -> str:
         items = self.reports[0] if self.reports else []
@@ -45,6 +46,9 @@ class FakeNative:
     def reported(self, sequence: int) -> None:
         assert sequence == self.reported_up_to + len(self.reports.pop(0))
         self.reported_up_to = sequence
+
+    def hear_time(self, now: float) -> None:
+        self.heard.append(now)
 
     def addresses(self) -> list[str]:
         return ["tcp://127.0.0.1:1234"]
@@ -104,11 +108,11 @@ class World:
 def well(request: httpx2.Request) -> httpx2.Response:
     if request.url.path.endswith("/register"):
         return httpx2.Response(
-            200, json={"cluster": "local", "incarnation": 6, "lease_s": 10, "heartbeat_s": 0.05}
+            200, json={"cluster": "local", "incarnation": 6, "now": 11.5, "lease_s": 10, "heartbeat_s": 0.05}
         )
     if request.url.path.endswith("/ranges"):
         return httpx2.Response(200, json={"taken": 1, "unknown": [], "stale": []})
-    return httpx2.Response(200, json={"ok": True})
+    return httpx2.Response(200, json={"now": 12.5})
 
 
 def error(status: int, message: str) -> httpx2.Response:
@@ -123,6 +127,7 @@ def test_register_start_report_and_leave(tmp_path: Path) -> None:
     assert body["node"] == "n1" and body["incarnation_floor"] == 0 and body["config_hash"]
     (native,) = world.natives
     assert native.config["incarnation"] == 6 and native.config["memory_bytes"] == 1 << 30
+    assert native.config["now"] == 11.5 and set(native.heard) == {12.5}, "control says what time it is"
     _, path, beat = world.requests[1]
     assert path == "/v1/nodes/n1/heartbeat" and beat["incarnation"] == 6
     assert beat["addresses"] == ["tcp://127.0.0.1:1234"] and beat["used_bytes"] == 5 and beat["files"] == 2

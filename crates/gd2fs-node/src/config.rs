@@ -24,6 +24,9 @@ pub struct Config {
     pub node: String,
     /// Number of this registration; above every earlier one of this node.
     pub incarnation: u32,
+    /// What control said that it is at the registration, in unix seconds; none: the machine's clock counts.
+    #[serde(default)]
+    pub now: Option<f64>,
     /// As in `GD2FS_CLUSTER_KEYS`; empty: the development key, on loopback only.
     #[serde(default)]
     pub keys: String,

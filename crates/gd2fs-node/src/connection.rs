@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use gd2fs_store::ReadView;
 use gd2fs_transport::{Batch, Frame, FrameError, Receiver, Remote, Stream};
-use gd2fs_wire::{Code, Failure, Header, Opcode, Token};
+use gd2fs_wire::{Clock, Code, Failure, Header, Opcode, Token};
 use tokio::sync::watch;
 use tokio::time::{timeout, timeout_at};
 
@@ -353,8 +353,8 @@ fn time_allowed(deadline_ms: u32) -> Duration {
     }
 }
 
-pub(crate) fn check_expiry(expiry: u64, what: &str) -> Result<(), Failure> {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+pub(crate) fn check_expiry(clock: &Clock, expiry: u64, what: &str) -> Result<(), Failure> {
+    let now = clock.now();
     if now >= expiry {
         return Err(Failure::new(
             Code::Expired,

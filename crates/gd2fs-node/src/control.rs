@@ -21,7 +21,7 @@ impl Connection<'_> {
             let message = format!("{opcode:?} needs a token with role \"control\"");
             return Err(Failure::new(Code::Forbidden, message).into());
         }
-        check_expiry(self.token.expiry, "token")?;
+        check_expiry(self.shared.store.clock(), self.token.expiry, "token")?;
         let payload = self.receiver.json(frame).await?;
         self.unread = 0;
         let store = &self.shared.store;

@@ -104,6 +104,6 @@ fn authenticate(text: &str, shared: &Shared) -> Result<Token, Failure> {
         return Err(Failure::new(Code::Unauthenticated, "no token; set GD2FS_TOKEN or GD2FS_TOKEN_FILE"));
     }
     let token: Token = shared.keys.verify(text)?;
-    check_expiry(token.expiry, "token")?;
+    check_expiry(shared.store.clock(), token.expiry, "token")?;
     Ok(token)
 }

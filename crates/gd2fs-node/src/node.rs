@@ -52,6 +52,7 @@ impl Drop for End {
 impl Node {
     /// Opens the data directory, listens and serves. Everything that can be refused is refused before a byte is accepted.
     pub fn start(config: Config) -> Result<Node, StartError> {
+        let begun = Instant::now();
         let (keys, wanted) = config.check()?;
         let data = DataDir::open(&config.data_dir, &config.cluster, &config.node, config.incarnation)?;
         let listeners = wanted.into_iter().map(config::listen).collect::<Result<Vec<_>, _>>()?;
@@ -71,6 +72,9 @@ impl Node {
             .build()
             .map_err(StartError::Runtime)?;
         let store = runtime.block_on(Store::with_logs(memory_bytes, data, config.tiers()?))?;
+        if let Some(now) = config.now {
+            store.clock().hear(now + begun.elapsed().as_secs_f64());
+        }
         let shared = Arc::new(Shared::new(config, keys, store));
         let _inside = runtime.enter();
         let mut addresses = Vec::with_capacity(listeners.len() + 1);
@@ -103,6 +107,11 @@ impl Node {
     /// Counters as a JSON object.
     pub fn stats(&self) -> String {
         self.shared.stats.to_json(&self.shared.store).to_string()
+    }
+
+    /// Control says that it is `now`, in unix seconds.
+    pub fn hear_time(&self, now: f64) {
+        self.shared.store.clock().hear(now);
     }
 
     pub fn store(&self) -> &Store {

@@ -54,10 +54,10 @@ impl Drop for HandleMemory {
 
 impl Connection<'_> {
     pub(crate) async fn open(&mut self, frame: &Frame) -> Result<Reply, Failure> {
-        check_expiry(self.token.expiry, "token")?;
+        check_expiry(self.shared.store.clock(), self.token.expiry, "token")?;
         let ask: Open = frame.message()?;
         let mut capability: Capability = self.shared.keys.verify(&ask.capability)?;
-        check_expiry(capability.expiry, "capability")?;
+        check_expiry(self.shared.store.clock(), capability.expiry, "capability")?;
         self.check_tenant(&capability)?;
         if capability.class != Class::Cache {
             return Err(Failure::new(
@@ -115,7 +115,7 @@ impl Connection<'_> {
     /// The handle that a request names, if its capability still counts.
     pub(crate) fn handle(&self, header: &Header) -> Result<Arc<Handle>, Failure> {
         let handle = self.handles.get(&header.handle).ok_or_else(|| unknown(header.handle))?;
-        check_expiry(handle.capability.expiry, "capability")?;
+        check_expiry(self.shared.store.clock(), handle.capability.expiry, "capability")?;
         Ok(handle.clone())
     }
 

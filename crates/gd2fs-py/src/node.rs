@@ -67,6 +67,13 @@ impl Node {
         Ok(())
     }
 
+    fn hear_time(&self, py: Python<'_>, now: f64) -> PyResult<()> {
+        if let Some(node) = self.running(py)? {
+            node.hear_time(now);
+        }
+        Ok(())
+    }
+
     fn stop(&self, py: Python<'_>, grace_ms: i64) -> PyResult<()> {
         let inside = exit::enter(py);
         let grace = client::timeout(py, grace_ms)?;

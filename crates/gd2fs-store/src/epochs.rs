@@ -7,17 +7,17 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
 
 use gd2fs_wire::sums::crc32c;
 use gd2fs_wire::{Code, Failure};
 use parking_lot::Mutex;
 
+use crate::columns::Name;
 use crate::data_dir::{DataDirError, write_durably};
 use crate::store::TOMBSTONE_LIFE;
 
 const MAGIC: &[u8; 8] = b"GD2FSEP1";
-/// file u128, column u32, epoch u32, deleted at u64 (unix seconds, 0 = not), CRC-32C u32; little-endian.
+/// file u128, column u32, epoch u32, deleted at u64 (unix seconds of the cluster's time, 0 = not), CRC-32C u32; little-endian.
 const RECORD_BYTES: usize = 36;
 /// Journals below this are not worth rewriting.
 const COMPACTION_BYTES_MIN: u64 = 1 << 20;
@@ -28,7 +28,7 @@ struct Entry {
     deleted_at: u64,
 }
 
-type Entries = HashMap<(u128, u32), Entry>;
+type Entries = HashMap<Name, Entry>;
 
 pub struct Epochs {
     path: PathBuf,
@@ -49,9 +49,9 @@ impl Epochs {
             Err(error) if error.kind() == io::ErrorKind::NotFound => MAGIC.to_vec(),
             other => other.map_err(DataDirError::io(path))?,
         };
-        let mut entries =
+        // Nothing is forgotten here: what time it is, only control can say.
+        let entries =
             replay(&content).map_err(|offset| DataDirError::Journal { path: path.into(), offset })?;
-        expire(&mut entries, SystemTime::now());
         let (file, bytes) = rewrite(path, &entries).map_err(DataDirError::io(path))?;
         Ok(Epochs { path: path.into(), inner: Mutex::new(Inner { file, bytes, entries, broken: false }) })
     }
@@ -74,31 +74,33 @@ impl Epochs {
         self.append(&mut inner, &[((file, column), Entry { epoch, ..entry })])
     }
 
-    /// Remembers deletions for as long as something could bring the columns back.
-    pub fn bury(&self, names: &[(u128, u32)], now: SystemTime) -> Result<(), Failure> {
-        let deleted_at = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    /// Remembers deletions at `now`, for as long as something could bring the columns back, and forgets those for which that is
+    /// over at `certain`: both in unix seconds of the cluster's time. Returns what it forgot.
+    pub fn bury(&self, names: &[Name], now: u64, certain: u64) -> Result<Vec<Name>, Failure> {
+        let over = |entry: &Entry| {
+            entry.deleted_at > 0 && entry.deleted_at.saturating_add(TOMBSTONE_LIFE.as_secs()) <= certain
+        };
         let mut inner = self.inner.lock();
-        expire(&mut inner.entries, now);
+        let known = |name| inner.entries.get(name).copied().unwrap_or_default();
         let fresh: Vec<_> = names
             .iter()
-            .filter(|name| inner.entries.get(name).is_none_or(|entry| entry.deleted_at == 0))
-            .map(|name| (*name, Entry { epoch: inner.entries.get(name).map_or(0, |e| e.epoch), deleted_at }))
+            .map(|name| (*name, known(name)))
+            .filter(|(_, entry)| entry.deleted_at == 0 || over(entry))
+            .map(|(name, entry)| (name, Entry { deleted_at: now.max(1), ..entry }))
             .collect();
-        if fresh.is_empty() { Ok(()) } else { self.append(&mut inner, &fresh) }
+        if !fresh.is_empty() {
+            self.append(&mut inner, &fresh)?;
+        }
+        Ok(inner.entries.extract_if(|_, entry| over(entry)).map(|(name, _)| name).collect())
     }
 
-    /// Deleted columns, the oldest first.
-    pub fn tombstones(&self) -> Vec<((u128, u32), SystemTime)> {
+    /// Deleted columns.
+    pub fn tombstones(&self) -> Vec<Name> {
         let inner = self.inner.lock();
-        let deleted = inner.entries.iter().filter(|(_, entry)| entry.deleted_at > 0);
-        let mut found: Vec<_> = deleted
-            .map(|(name, entry)| (*name, SystemTime::UNIX_EPOCH + Duration::from_secs(entry.deleted_at)))
-            .collect();
-        found.sort_by_key(|(_, at)| *at);
-        found
+        inner.entries.iter().filter(|(_, entry)| entry.deleted_at > 0).map(|(name, _)| *name).collect()
     }
 
-    fn append(&self, inner: &mut Inner, records: &[((u128, u32), Entry)]) -> Result<(), Failure> {
+    fn append(&self, inner: &mut Inner, records: &[(Name, Entry)]) -> Result<(), Failure> {
         let live = (inner.entries.len() * RECORD_BYTES) as u64;
         if inner.broken || inner.bytes > COMPACTION_BYTES_MIN.max(4 * live) {
             (inner.file, inner.bytes) = rewrite(&self.path, &inner.entries).map_err(|e| self.refuse(e))?;
@@ -120,7 +122,7 @@ impl Epochs {
     }
 }
 
-fn encode((file, column): (u128, u32), entry: Entry) -> [u8; RECORD_BYTES] {
+fn encode((file, column): Name, entry: Entry) -> [u8; RECORD_BYTES] {
     let mut record = [0; RECORD_BYTES];
     record[..16].copy_from_slice(&file.to_le_bytes());
     record[16..20].copy_from_slice(&column.to_le_bytes());
@@ -131,7 +133,7 @@ fn encode((file, column): (u128, u32), entry: Entry) -> [u8; RECORD_BYTES] {
     record
 }
 
-fn decode(record: &[u8]) -> Option<((u128, u32), Entry)> {
+fn decode(record: &[u8]) -> Option<(Name, Entry)> {
     let record: &[u8; RECORD_BYTES] = record.try_into().ok()?;
     let word = |at: usize| u32::from_le_bytes(record[at..at + 4].try_into().expect("4 bytes"));
     if word(32) != crc32c(&record[..32]) {
@@ -159,12 +161,6 @@ fn replay(content: &[u8]) -> Result<Entries, usize> {
     Ok(entries)
 }
 
-fn expire(entries: &mut Entries, now: SystemTime) {
-    let oldest =
-        now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().saturating_sub(TOMBSTONE_LIFE);
-    entries.retain(|_, entry| entry.deleted_at == 0 || entry.deleted_at > oldest.as_secs());
-}
-
 fn rewrite(path: &Path, entries: &Entries) -> io::Result<(File, u64)> {
     let mut bytes = MAGIC.to_vec();
     entries.iter().for_each(|(name, entry)| bytes.extend_from_slice(&encode(*name, *entry)));
@@ -176,6 +172,9 @@ fn rewrite(path: &Path, entries: &Entries) -> io::Result<(File, u64)> {
 mod tests {
     use super::*;
 
+    const NOW: u64 = 1_800_000_000;
+    const LIFE: u64 = TOMBSTONE_LIFE.as_secs();
+
     #[test]
     fn epochs_and_tombstones_survive() {
         let directory = tempfile::tempdir().unwrap();
@@ -185,15 +184,34 @@ mod tests {
         epochs.raise(7, 1, 5).unwrap();
         epochs.raise(7, 1, 4).unwrap();
         epochs.raise(8, 0, 2).unwrap();
-        let now = SystemTime::now();
-        epochs.bury(&[(8, 0), (9, 3)], now).unwrap();
+        assert!(epochs.bury(&[(8, 0), (9, 3)], NOW, NOW).unwrap().is_empty());
         drop(epochs);
         let epochs = Epochs::open(&path).unwrap();
         assert_eq!((epochs.highest(7, 0), epochs.highest(7, 1), epochs.highest(8, 0)), (0, 5, 2));
         assert_eq!(epochs.tombstones().len(), 2);
-        epochs.bury(&[(1, 1)], now + TOMBSTONE_LIFE + Duration::from_secs(1)).unwrap();
-        assert_eq!(epochs.tombstones().len(), 1, "old ones go");
+        let mut forgotten = epochs.bury(&[(1, 1)], NOW + LIFE, NOW + LIFE).unwrap();
+        forgotten.sort();
+        assert_eq!((forgotten, epochs.tombstones()), (vec![(8, 0), (9, 3)], vec![(1, 1)]), "old ones go");
         assert_eq!(epochs.highest(8, 0), 0);
+    }
+
+    /// A node that was away for long, or that only believes so.
+    #[test]
+    fn what_only_seems_to_be_over_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("epochs");
+        let epochs = Epochs::open(&path).unwrap();
+        epochs.raise(7, 0, 5).unwrap();
+        epochs.bury(&[(7, 0)], NOW, NOW).unwrap();
+        // The node's time went on without control's.
+        assert!(epochs.bury(&[(1, 0)], NOW + 10 * LIFE, NOW + LIFE - 1).unwrap().is_empty());
+        // Years went by, and nobody has said so yet.
+        drop(epochs);
+        let epochs = Epochs::open(&path).unwrap();
+        assert_eq!((epochs.tombstones().len(), epochs.highest(7, 0)), (2, 5));
+        // Deleted again: the second deletion is remembered as long as any.
+        assert!(epochs.bury(&[(7, 0)], NOW + LIFE, NOW + LIFE).unwrap().is_empty());
+        assert_eq!(epochs.bury(&[], NOW + 2 * LIFE, NOW + 2 * LIFE).unwrap(), [(7, 0)]);
     }
 
     #[test]

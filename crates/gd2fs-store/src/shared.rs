@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use gd2fs_log::{Key, LogError, Note};
+use gd2fs_wire::Clock;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
@@ -45,6 +46,7 @@ pub(crate) struct Shared {
     /// Of the last change, in the whole node.
     pub version: AtomicU64,
     pub began: Instant,
+    pub clock: Clock,
     /// Everything is written at once: the store is closing.
     pub closing: std::sync::atomic::AtomicBool,
 }

@@ -1,14 +1,13 @@
 //! All columns of a node.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use gd2fs_log::{Note, Owner, Recovered};
 use gd2fs_wire::capability::Capability;
 use gd2fs_wire::messages::{ColumnStat, SealItem};
-use gd2fs_wire::{Code, Failure};
+use gd2fs_wire::{Clock, Code, Failure};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
@@ -30,7 +29,8 @@ use crate::tenants::Tenants;
 use crate::tier::{Tier, TierError, Tiers, failure_of};
 use crate::warming::WARMING_MAX;
 
-/// Twice the longest life of a capability: when a tombstone goes, nothing that could bring the file back is valid any more.
+/// Twice the longest life of a capability, in the cluster's time, which capabilities expire by: when a tombstone goes, nothing
+/// that could bring the file back is valid any more.
 pub const TOMBSTONE_LIFE: Duration = Duration::from_secs(7200);
 
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -39,8 +39,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 pub struct Store {
     pub(crate) columns: Arc<Columns>,
     pub(crate) shared: Arc<Shared>,
-    /// Tombstones in the order in which they expire.
-    graves: Mutex<VecDeque<(Instant, Name)>>,
     /// Kept alive for the logs, which know them weakly.
     owners: Vec<Arc<TierOwner>>,
     flushers: Mutex<Vec<JoinHandle<()>>>,
@@ -87,12 +85,8 @@ impl Store {
         tenant_share: f64,
     ) -> Store {
         let columns = Arc::new(Columns::default());
-        let now = SystemTime::now();
-        let mut graves = VecDeque::new();
-        for (name, deleted_at) in data.epochs.tombstones() {
-            let age = now.duration_since(deleted_at).unwrap_or_default();
+        for name in data.epochs.tombstones() {
             columns.lock(name).insert(name, Slot::Deleted);
-            graves.push_back((Instant::now() + TOMBSTONE_LIFE.saturating_sub(age), name));
         }
         let live_bytes_max = tiers.iter().map(|tier| tier.live_bytes_max()).sum();
         let shared = Shared {
@@ -113,12 +107,12 @@ impl Store {
             counters: Counters::default(),
             version: AtomicU64::new(0),
             began: Instant::now(),
+            clock: Clock::default(),
             closing: false.into(),
         };
         Store {
             columns,
             shared: Arc::new(shared),
-            graves: Mutex::new(graves),
             owners: Vec::new(),
             flushers: Mutex::default(),
             scrubber: Scrubber::default(),
@@ -127,6 +121,11 @@ impl Store {
 
     pub fn incarnation(&self) -> u32 {
         self.shared.data.incarnation
+    }
+
+    /// What time it is for whatever expires here; whoever hears it from control says so.
+    pub fn clock(&self) -> &Clock {
+        &self.shared.clock
     }
 
     pub fn arena(&self) -> &Arena {
@@ -163,20 +162,17 @@ impl Store {
     }
 
     /// Frees the columns at once and remembers, across a restart too, that they are gone. Returns the bytes of each.
+    ///
+    /// Forgets tombstones whose time is over: every deletion pays for it, so their number follows the rate of deletions.
     pub fn delete(&self, names: &[(u128, u32)]) -> Result<Vec<u64>, Failure> {
-        self.bury_expired();
+        let clock = &self.shared.clock;
         // Persisted first: an answered deletion is never forgotten.
-        self.shared.data.epochs.bury(names, SystemTime::now())?;
-        let expiry = Instant::now() + TOMBSTONE_LIFE;
-        let freed = names.iter().map(|name| {
-            let former = self.columns.lock(*name).insert(*name, Slot::Deleted);
-            if !matches!(former, Some(Slot::Deleted)) {
-                self.graves.lock().push_back((expiry, *name));
-            }
-            match former {
-                Some(Slot::Live(column)) => column.delete(),
-                _ => 0,
-            }
+        for name in self.shared.data.epochs.bury(names, clock.now(), clock.certain())? {
+            self.columns.lock(name).remove(&name);
+        }
+        let freed = names.iter().map(|name| match self.columns.lock(*name).insert(*name, Slot::Deleted) {
+            Some(Slot::Live(column)) => column.delete(),
+            _ => 0,
         });
         Ok(freed.collect())
     }
@@ -257,19 +253,6 @@ impl Store {
                 format!("file {file:032x} has the shape {:?}, not {geometry:?}", column.geometry()),
             )),
             Slot::Live(column) => Ok(column.clone()),
-        }
-    }
-
-    /// Forgets tombstones whose time is over; every deletion pays for it, so their number follows the rate of deletions.
-    fn bury_expired(&self) {
-        let now = Instant::now();
-        let mut graves = self.graves.lock();
-        while graves.front().is_some_and(|(expiry, _)| *expiry <= now) {
-            let (_, name) = graves.pop_front().expect("just seen");
-            let mut shard = self.columns.lock(name);
-            if matches!(shard.get(&name), Some(Slot::Deleted)) {
-                shard.remove(&name);
-            }
         }
     }
 }

@@ -13,10 +13,12 @@ pub enum Guard {
     Seal,
     /// The log's device is synced before anything is called durable.
     Sync,
+    /// What has expired is decided by the cluster's time, not by the machine's clock.
+    Clock,
 }
 
 /// Whether a guard does its work: always, except in a build with the feature `fault-hooks` whose environment names it
-/// (`GD2FS_GUARD_OFF`: checksum, epoch, grant, seal or sync).
+/// (`GD2FS_GUARD_OFF`: checksum, epoch, grant, seal, sync or clock).
 #[cfg(not(feature = "fault-hooks"))]
 #[inline(always)]
 pub const fn stands(_: Guard) -> bool {
@@ -43,7 +45,10 @@ fn named(name: &str) -> Option<Guard> {
         "grant" => Guard::Grant,
         "seal" => Guard::Seal,
         "sync" => Guard::Sync,
-        _ => panic!("GD2FS_GUARD_OFF: {name:?} is no guard; name checksum, epoch, grant, seal or sync"),
+        "clock" => Guard::Clock,
+        _ => {
+            panic!("GD2FS_GUARD_OFF: {name:?} is no guard; name checksum, epoch, grant, seal, sync or clock")
+        }
     };
     Some(guard)
 }

@@ -81,12 +81,13 @@ class Processes:
         environment: Mapping[str, str] | None = None,
         *,
         stop_s: float = STOP_S,
+        module: str = "gd2fs.cli",
     ) -> Child:
-        """Starts `gd2fs ARGUMENTS --announce FILE`; see wait_ready()."""
+        """Starts `gd2fs ARGUMENTS --announce FILE`; see wait_ready(). `module` runs in its place."""
         announced = self._directory / f"{name}.json"
         announced.unlink(missing_ok=True)
         log = self._directory / f"{name}.log"
-        command = [sys.executable, "-m", "gd2fs.cli", *arguments, "--announce", str(announced)]
+        command = [sys.executable, "-m", module, *arguments, "--announce", str(announced)]
         with open(log, "ab") as stream:
             start = stream.tell()
             popen = subprocess.Popen(

@@ -4,6 +4,7 @@ gd2fs.node.)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,9 +15,13 @@ from gd2fs.config.serving import announce, serve
 # Beyond this many connections requests are answered 503; what is worked on has bounds of its own.
 CONNECTIONS_MAX = 4096
 
+Clock = Callable[[], float]
 
-def run_control(loaded: Loaded, announce_path: Path | None) -> None:
+
+def run_control(loaded: Loaded, announce_path: Path | None, clock: Clock | None = None) -> None:
+    """`clock` (unix seconds) replaces the database's: tests set it."""
     from gd2fs.control import create_app
+    from gd2fs.control.clock import ClusterTime
     from gd2fs.control.node_link import NativeNodeLink
     from gd2fs.signing import Keys
 
@@ -28,10 +33,11 @@ def run_control(loaded: Loaded, announce_path: Path | None) -> None:
         app = create_app(
             settings.control.database or _sqlite(Path(settings.control.data_dir)),
             keys,
-            lambda cluster: NativeNodeLink(cluster, keys),
+            lambda cluster, clock: NativeNodeLink(cluster, keys, clock),
             settings.cluster.id,
             plan_ttl_s=settings.control.plan_ttl_s,
             advertise=settings.control.advertise,
+            time=ClusterTime(clock),
         )
         announce(announce_path, {"url": bound(listener).url, "cluster": settings.cluster.id})
         serve(app, listener, connections_max=CONNECTIONS_MAX)

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 import gd2fs
 from gd2fs import errors
 from gd2fs.control import http_fs, http_kv, http_nodes
-from gd2fs.control.database import Clock
+from gd2fs.control.clock import Clock, ClusterTime
 from gd2fs.control.http_edge import BodyLimit, Measured
 from gd2fs.control.node_link import NodeLink
 from gd2fs.control.plans import PLAN_TTL_S
@@ -61,21 +61,21 @@ else 400."""
 def create_app(
     db_url: str,
     keys: Keys,
-    link: NodeLink | Callable[[str], NodeLink],
+    link: NodeLink | Callable[[str, Clock], NodeLink],
     cluster_id: str | None = None,
     *,
     plan_ttl_s: int = PLAN_TTL_S,
     advertise: Sequence[str] = (),
-    clock: Clock | None = None,
+    time: ClusterTime | None = None,
     background: bool = True,
 ) -> FastAPI:
     """The app over one database, brought to this version's schema first.
 
-    `link` is the line to the nodes, or makes it from the cluster's id. `advertise`: addresses of all control
-    processes (http://HOST:PORT), which travel with plans; none: the address each request came to.
+    `link` is the line to the nodes, or makes it from the cluster's id and time. `advertise`: addresses of all
+    control processes (http://HOST:PORT), which travel with plans; none: the address each request came to.
     `background`: run the worker that frees bytes and ends what is overdue. Raises WrongCluster, Unavailable.
     """
-    service = Service(db_url, keys, link, cluster_id, plan_ttl_s=plan_ttl_s, advertise=advertise, clock=clock)
+    service = Service(db_url, keys, link, cluster_id, plan_ttl_s=plan_ttl_s, advertise=advertise, time=time)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

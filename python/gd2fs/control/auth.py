@@ -25,8 +25,9 @@ class Principal:
             )
 
 
-def authenticate(keys: Keys, authorization: str | None, act_for: str | None) -> Principal:
-    """The principal of a request with these `Authorization` and `X-GD2FS-Tenant` headers.
+def authenticate(keys: Keys, now: float, authorization: str | None, act_for: str | None) -> Principal:
+    """The principal of a request with these `Authorization` and `X-GD2FS-Tenant` headers, at `now` (unix
+    seconds).
 
     Without keys (the development key, loopback only) nobody needs a token. Raises Unauthenticated,
     BadSignature, Expired, Forbidden.
@@ -41,7 +42,7 @@ def authenticate(keys: Keys, authorization: str | None, act_for: str | None) -> 
         scheme, _, text = authorization.partition(" ")
         if scheme.lower() != "bearer" or not text:
             raise errors.Unauthenticated("the Authorization header must be 'Bearer TOKEN'")
-        token = keys.verify(text.strip(), Token)
+        token = keys.verify(text.strip(), Token, now=now)
         principal = Principal(token.tenant, token.role)
     if act_for is None or act_for == principal.tenant:
         return principal

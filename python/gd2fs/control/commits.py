@@ -92,7 +92,7 @@ class Committer:
     def _prepare(self, connection: Connection, token: PlanToken, body: requests.Commit) -> _Seal | None:
         """Checks everything that can be checked without the node; None if this plan is stored already."""
         session = sessions.lock(connection, token.tenant, token.session)
-        now = self._database.now(connection)
+        now = self._database.time.now()
         plan = _live_plan(connection, session, token, now)
         if plan is None:
             return None
@@ -124,7 +124,7 @@ class Committer:
     ) -> tuple[dict[str, Any], list[FileView]]:
         """The answer, and the files of which this plan had pinned something."""
         session = sessions.lock(connection, token.tenant, token.session)
-        now = self._database.now(connection)
+        now = self._database.time.now()
         by_id = sessions.files_of(connection, now, token.session)
         stored = sessions.load_segments(connection, token.session, self._cluster, by_id)
         plan = _live_plan(connection, session, token, now)

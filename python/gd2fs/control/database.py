@@ -1,4 +1,4 @@
-"""The database: engine, short transactions with bounded retries, and its clock."""
+"""The database: engine, short transactions with bounded retries, and the cluster's time in them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Double, Engine, create_engine, event, select
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.functions import FunctionElement
 
 from gd2fs import errors
+from gd2fs.control.clock import ClusterTime
 
 T = TypeVar("T")
-Clock = Callable[[], float]
 
 TRIES_MAX = 6
 """Transactions are milliseconds long: six tries with growing pauses outlast any collision that is not a
@@ -28,30 +26,11 @@ _POOL = {"pool_size": 16, "max_overflow": 32, "pool_timeout": 10.0}
 _SERIALIZATION_STATES = frozenset({"40001", "40P01"})
 
 
-class unix_time(FunctionElement[float]):
-    """The database's clock in unix seconds: one clock, however many control processes there are."""
-
-    inherit_cache = True
-    type = Double()
-
-
-@compiles(unix_time)
-def _unix_time(element: unix_time, compiler: Any, **options: Any) -> str:
-    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
-
-
-@compiles(unix_time, "sqlite")
-def _unix_time_sqlite(element: unix_time, compiler: Any, **options: Any) -> str:
-    return "((julianday('now') - 2440587.5) * 86400.0)"
-
-
-_NOW = select(unix_time())
-
-
 class Database:
-    """One SQL database. `clock` replaces the database's own time in tests."""
+    """One SQL database, with the cluster's `time`."""
 
-    def __init__(self, url: str, clock: Clock | None = None) -> None:
+    def __init__(self, url: str, time: ClusterTime | None = None) -> None:
+        self.time = time or ClusterTime()
         self.engine = _create_engine(url)
         self._writer = self.engine.execution_options(gd2fs_write=True)
         # SQLite's readers see one state anyway; elsewhere each statement would see its own.
@@ -60,12 +39,6 @@ class Database:
             if self.engine.dialect.name == "sqlite"
             else self.engine.execution_options(isolation_level="REPEATABLE READ")
         )
-        self._clock = clock
-
-    def now(self, connection: Connection) -> float:
-        if self._clock is not None:
-            return self._clock()
-        return float(connection.scalar(_NOW) or 0.0)
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Runs `work` in one transaction that sees one state of the database."""

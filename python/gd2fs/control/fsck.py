@@ -95,7 +95,7 @@ class Fsck:
         }
 
     def _read(self, body: requests.Fsck) -> _Page:
-        node = self._database.read(lambda c: nodes.living(c, self._database.now(c), body.node))
+        node = self._database.read(lambda c: nodes.living(c, self._database.time.now(), body.node))
         after = body.after.model_dump() if body.after else None
         incarnation, reply = self._link.list(node["addresses"], after, body.limit)
         if incarnation != node["incarnation"]:
@@ -236,9 +236,7 @@ class Fsck:
         def work(connection: Connection) -> int:
             mine = reclaims.c.node == page.node["node"]
             if repair:
-                connection.execute(
-                    update(reclaims).where(mine).values(next_try_at=self._database.now(connection))
-                )
+                connection.execute(update(reclaims).where(mine).values(next_try_at=self._database.time.now()))
             return connection.scalar(select(func.count()).select_from(reclaims).where(mine)) or 0
 
         return self._database.write(work) if repair else self._database.read(work)

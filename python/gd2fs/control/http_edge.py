@@ -25,7 +25,8 @@ def principal_of(
     authorization: Annotated[str | None, Header()] = None,
     x_gd2fs_tenant: Annotated[str | None, Header()] = None,
 ) -> Principal:
-    return authenticate(service_of(request).keys, authorization, x_gd2fs_tenant)
+    service = service_of(request)
+    return authenticate(service.keys, service.database.time.now(), authorization, x_gd2fs_tenant)
 
 
 Control = Annotated[Service, Depends(service_of)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Response
+from sqlalchemy import select
 
 import gd2fs
 from gd2fs.control import nodes, ranges, requests
@@ -16,7 +17,7 @@ router = APIRouter()
 @router.get("/health")
 def health(control: Control) -> dict[str, Any]:
     """Answers only if the database does. Needs no token."""
-    control.read(lambda connection, now: now)
+    control.read(lambda connection, now: connection.execute(select(1)))
     return {"status": "ok", "cluster": control.cluster, "version": gd2fs.__version__}
 
 
@@ -49,6 +50,7 @@ def register(control: Control, caller: Caller, body: requests.Register) -> dict[
     return {
         "cluster": control.cluster,
         "incarnation": incarnation,
+        "now": control.database.time.now(),
         "lease_s": nodes.LEASE_S,
         "heartbeat_s": nodes.HEARTBEAT_S,
     }
@@ -56,10 +58,10 @@ def register(control: Control, caller: Caller, body: requests.Register) -> dict[
 
 @router.post("/v1/nodes/{node}/heartbeat")
 def heartbeat(control: Control, caller: Caller, node: str, body: requests.Heartbeat) -> dict[str, Any]:
-    """Renews the node's lease; refused for every registration but the current one."""
+    """Renews the node's lease; refused for every registration but the current one. Says what time it is."""
     caller.require("node")
     control.write(lambda connection, now: nodes.heartbeat(connection, now, node, body))
-    return {"ok": True}
+    return {"now": control.database.time.now()}
 
 
 @router.post("/v1/nodes/{node}/ranges")

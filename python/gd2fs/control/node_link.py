@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from gd2fs import errors
+from gd2fs.control.clock import Clock
 from gd2fs.kv import ID_BYTES, Ids, ids_from_bytes
 from gd2fs.signing import Keys, Token
 
@@ -84,9 +85,11 @@ class NodeLink(Protocol):
 class NativeNodeLink:
     """The real line, through gd2fs._native."""
 
-    def __init__(self, cluster: str, keys: Keys) -> None:
+    def __init__(self, cluster: str, keys: Keys, clock: Clock) -> None:
         self._cluster = cluster
         self._keys = keys
+        # Nodes go by the cluster's time.
+        self._clock = clock
         self._line = _Renewed(partial(self._connect, _TIMEOUT_MS))
         # Of its own: a plan does not wait behind other calls either.
         self._pin_line = _Renewed(partial(self._connect, _PIN_TIMEOUT_MS))
@@ -177,7 +180,7 @@ class NativeNodeLink:
         raise failure
 
     def _token(self) -> str:
-        return self._keys.sign(Token("default", "control", int(time.time()) + _TOKEN_LIFE_S))
+        return self._keys.sign(Token("default", "control", int(self._clock()) + _TOKEN_LIFE_S))
 
     def _connect(self, timeout_ms: int) -> _native.NodeLink:
         from gd2fs import _native

@@ -1,4 +1,4 @@
-"""Storage nodes: registration, heartbeats, who is alive. Times are the database's."""
+"""Storage nodes: registration, heartbeats, who is alive. Times are the cluster's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from sqlalchemy import Connection, RowMapping, case, delete, insert, select, upd
 
 from gd2fs import errors
 from gd2fs.control import requests
+from gd2fs.control.clock import Look
+from gd2fs.control.database import Database
 from gd2fs.control.placement import Candidate
-from gd2fs.control.schema import cluster, nodes, reclaims
+from gd2fs.control.schema import nodes, reclaims, sessions
 
 LEASE_S = 10
 HEARTBEAT_S = 2
@@ -99,20 +101,33 @@ def leave(connection: Connection, node: str) -> None:
     connection.execute(delete(reclaims).where(reclaims.c.node.in_(forgetful)))
 
 
-def watch(connection: Connection, now: float) -> None:
-    """Notes that leases are being watched. If nobody watched for a while (control was stopped, or hung), no
-    node could renew its lease: the gap does not count, else every session would be planned as a miss after a
-    restart of control.
+def watch(database: Database) -> None:
+    """Looks at the clock, and notes that leases are being watched. If nobody watched for a while (control was
+    stopped, or hung), no node could renew its lease and no session could be used: the gap does not count for
+    them, else every session would be planned as a miss after a restart of control, or be gone.
     """
-    since = connection.scalar(select(cluster.c.watched_at).with_for_update())
-    if since is not None and now - since > _GAP_S:
-        renewed = nodes.c.heartbeat_at + (now - since)
-        connection.execute(
-            update(nodes)
-            .where(nodes.c.state == "joined", nodes.c.heartbeat_at >= since - LEASE_S)
-            .values(heartbeat_at=case((renewed > now, now), else_=renewed))
-        )
-    connection.execute(update(cluster).values(watched_at=now))
+
+    def work(connection: Connection) -> Look:
+        look = database.time.look(connection)
+        if look.now - look.before > _GAP_S:
+            _discount(connection, look)
+        return look
+
+    database.time.keep(database.write(work))
+
+
+def _discount(connection: Connection, gap: Look) -> None:
+    renewed = nodes.c.heartbeat_at + (gap.now - gap.before)
+    connection.execute(
+        update(nodes)
+        .where(nodes.c.state == "joined", nodes.c.heartbeat_at >= gap.before - LEASE_S)
+        .values(heartbeat_at=case((renewed > gap.now, gap.now), else_=renewed))
+    )
+    connection.execute(
+        update(sessions)
+        .where(sessions.c.expires_at > gap.before)
+        .values(expires_at=sessions.c.expires_at + (gap.now - gap.before))
+    )
 
 
 def is_alive(row: RowMapping, now: float) -> bool:

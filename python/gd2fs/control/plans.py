@@ -179,7 +179,7 @@ class Planner:
 
         def work(connection: Connection) -> tuple[bool, list[FileView]]:
             sessions.lock(connection, token.tenant, token.session)
-            now = self._database.now(connection)
+            now = self._database.time.now()
             read = sessions.read_files(connection, now, token.session)
             ended = connection.execute(
                 delete(t.plans).where(t.plans.c.plan == token.plan, t.plans.c.session == token.session)
@@ -200,7 +200,7 @@ class Planner:
         """
 
         def work(connection: Connection) -> tuple[SessionView, bool]:
-            now = self._database.now(connection)
+            now = self._database.time.now()
             view = sessions.load(connection, now, tenant, session, self._cluster)
             wanted = {"session": session, "request": request_id, "since": now - COMMIT_WAIT_S}
             return view, connection.execute(_COMMITTING, wanted).first() is not None
@@ -213,7 +213,7 @@ class Planner:
 
     def _load(self, tenant: str, session: str) -> SessionView:
         return self._database.read(
-            lambda c: sessions.load(c, self._database.now(c), tenant, session, self._cluster)
+            lambda c: sessions.load(c, self._database.time.now(), tenant, session, self._cluster)
         )
 
     def _reader(self, view: SessionView) -> plan_rules.ReadIds:
@@ -240,7 +240,7 @@ class Planner:
         row = sessions.lock(connection, view.row["tenant"], view.session)
         if row["version"] != view.row["version"]:
             return None
-        now = self._database.now(connection)
+        now = self._database.time.now()
         live = connection.execute(_LIVE, {"session": view.session}).mappings().all()
         # A retry of the same request takes its former plan's grant over: the former plan ends here.
         former = [plan for plan in live if plan["request_id"] == body.request_id]

@@ -77,16 +77,14 @@ class Reclaimer:
     def sweep(self) -> int:
         """One bounded round of everything; returns how many rows it ended. Raises Unavailable without a
         database."""
-        ended = self._database.write(
-            lambda connection: overdue.end(connection, self._database.now(connection))
-        )
+        ended = self._database.write(lambda connection: overdue.end(connection, self._database.time.now()))
         return ended + self._free(None)[0]
 
     def _run(self) -> None:
         while not self._stop.is_set():
             self._wake.clear()
             try:
-                self._database.write(lambda connection: watch(connection, self._database.now(connection)))
+                watch(self._database)
                 more = self.sweep() >= overdue.BATCH
             except Exception as error:
                 # Nothing may end this worker: without it no byte is freed and no lease watched.
@@ -115,7 +113,7 @@ class Reclaimer:
         return rows, freed
 
     def _due(self, connection: Connection, chosen: ColumnElement[bool] | None) -> list[_Work]:
-        now = self._database.now(connection)
+        now = self._database.time.now()
         if chosen is None:
             # Rows of a dead node wait for its return without being looked at again and again.
             chosen = (reclaims.c.next_try_at <= now) & (nodes.c.heartbeat_at >= now - LEASE_S)
@@ -140,7 +138,7 @@ class Reclaimer:
             .where(work.rows)
             .values(
                 attempts=reclaims.c.attempts + 1,
-                next_try_at=self._database.now(connection)
+                next_try_at=self._database.time.now()
                 + case((pause > _PAUSE_MAX_S, _PAUSE_MAX_S), else_=pause),
             )
         )

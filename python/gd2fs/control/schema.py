@@ -1,7 +1,7 @@
 """The tables. Whatever changes here needs a migration (a test compares both).
 
-Times are unix seconds of the database's clock. Everything that belongs to one session hangs on its row by
-foreign keys; what must outlive it (bytes still to be freed on nodes) is in `reclaims`.
+Times are unix seconds of the cluster's time (see `clock`). Everything that belongs to one session hangs on
+its row by foreign keys; what must outlive it (bytes still to be freed on nodes) is in `reclaims`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ cluster = Table(
     Column("cluster", String(64), nullable=False),
     Column("created_at", Double, nullable=False),
     Column("watched_at", Double, nullable=False),  # when a control process last watched the leases
+    # The cluster's time then, less what the database's clock said.
+    Column("clock_ahead_s", Double, nullable=False, server_default="0"),
 )
 
 nodes = Table(

@@ -10,8 +10,9 @@ from sqlalchemy import Connection, func, insert, select
 from gd2fs import errors
 from gd2fs.control import nodes as node_rows
 from gd2fs.control import schema as t
+from gd2fs.control.clock import Clock, ClusterTime
 from gd2fs.control.commits import Committer
-from gd2fs.control.database import Clock, Database
+from gd2fs.control.database import Database
 from gd2fs.control.files import new_id
 from gd2fs.control.fsck import Fsck
 from gd2fs.control.lengths import Lengths
@@ -34,19 +35,21 @@ class Service:
         self,
         db_url: str,
         keys: Keys,
-        link: NodeLink | Callable[[str], NodeLink],
+        link: NodeLink | Callable[[str, Clock], NodeLink],
         cluster: str | None = None,
         *,
         plan_ttl_s: int = PLAN_TTL_S,
         advertise: Sequence[str] = (),
-        clock: Clock | None = None,
+        time: ClusterTime | None = None,
     ) -> None:
-        self.database = Database(db_url, clock)
+        self.database = Database(db_url, time)
         upgrade(self.database)
-        self.cluster = self.write(lambda connection, now: _claim_cluster(connection, now, cluster))
-        self.write(node_rows.watch)
+        self.cluster = self.database.write(
+            lambda connection: _claim_cluster(connection, self.database.time.wall(connection), cluster)
+        )
+        node_rows.watch(self.database)
         self.keys = keys
-        self.link = link(self.cluster) if callable(link) else link
+        self.link = link(self.cluster, self.database.time.now) if callable(link) else link
         self.advertise = list(advertise)
         self.lengths = Lengths(self.link)
         self.pins = Pins(self.link)
@@ -58,11 +61,11 @@ class Service:
 
     def read(self, work: Callable[[Connection, float], T]) -> T:
         """Runs `work(connection, now)` in a read transaction."""
-        return self.database.read(lambda connection: work(connection, self.database.now(connection)))
+        return self.database.read(lambda connection: work(connection, self.database.time.now()))
 
     def write(self, work: Callable[[Connection, float], T]) -> T:
         """Runs `work(connection, now)` in a write transaction, again if it collided."""
-        return self.database.write(lambda connection: work(connection, self.database.now(connection)))
+        return self.database.write(lambda connection: work(connection, self.database.time.now()))
 
     def metrics_text(self) -> bytes:
         states, rows = self.read(_count)

@@ -44,6 +44,7 @@ class NativeNode(Protocol):
     def stats(self) -> str: ...
     def report(self, limit: int) -> str: ...
     def reported(self, sequence: int) -> None: ...
+    def hear_time(self, now: float) -> None: ...
     def stop(self, grace_ms: int) -> None: ...
 
 
@@ -60,6 +61,7 @@ class Agent:
         self._link = link
         self._native: NativeNode | None = None
         self._incarnation = 0
+        self._now = 0.0
         self._http_url = ""
         self._heartbeat_s = HEARTBEAT_S
         self.stopping = asyncio.Event()
@@ -121,6 +123,7 @@ class Agent:
                     "set cluster.id (GD2FS_CLUSTER_ID) or cluster.control (GD2FS_CONTROL)"
                 )
             self._incarnation = int(reply["incarnation"])
+            self._now = float(reply["now"])
             self._heartbeat_s = float(reply["heartbeat_s"])
             return True
         return False
@@ -131,6 +134,7 @@ class Agent:
             "cluster": self._cluster.id,
             "node": config.id,
             "incarnation": self._incarnation,
+            "now": self._now,
             "keys": self._cluster.keys,
             "listen": config.listen,
             "memory_bytes": config.memory_bytes,
@@ -164,7 +168,9 @@ class Agent:
                 await self._report_ranges(REPORTS_MAX if announced else None)
                 if self.stopping.is_set():
                     break
-                await self._link.heartbeat(self._config.id, await asyncio.to_thread(self._heartbeat))
+                now = await self._link.heartbeat(self._config.id, await asyncio.to_thread(self._heartbeat))
+                if self._native is not None:
+                    self._native.hear_time(now)
                 if failures:
                     log.warning("control answers again")
                 failures = 0

@@ -39,7 +39,7 @@ class ControlLink:
         await self._http.aclose()
 
     async def register(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Registers; the reply has "incarnation", "lease_s", "heartbeat_s". Raises ControlUnreachable,
+        """Registers; the reply has "incarnation", "now", "lease_s", "heartbeat_s". Raises ControlUnreachable,
         RegistrationRefused."""
         response = await self._call("POST", "/v1/nodes/register", body)
         if response.status_code >= 400:
@@ -47,9 +47,11 @@ class ControlLink:
         reply: dict[str, Any] = response.json()
         return reply
 
-    async def heartbeat(self, node: str, body: dict[str, Any]) -> None:
-        """Reports. Raises ControlUnreachable, RegistrationLost."""
-        _refuse(await self._call("POST", f"{_path(node)}/heartbeat", body))
+    async def heartbeat(self, node: str, body: dict[str, Any]) -> float:
+        """Reports. Returns what time it is (unix seconds). Raises ControlUnreachable, RegistrationLost."""
+        response = await self._call("POST", f"{_path(node)}/heartbeat", body)
+        _refuse(response)
+        return float(response.json()["now"])
 
     async def ranges(self, node: str, body: dict[str, Any]) -> dict[str, Any]:
         """Says how far columns are valid; the reply has "unknown", those control does not place here. Raises

@@ -171,6 +171,22 @@ fn rights_ranges_and_expiry_hold_for_every_request() {
     assert_eq!(peer.write(brief, 0, b"x").code(), Code::Expired);
 }
 
+/// Whatever the machine's clock says: here control's is a day behind it, as seen from this test.
+#[test]
+fn what_expires_expires_by_controls_time() {
+    let day = -86_400;
+    let bench = Bench::start_with(|config| config.now = Some(in_seconds(day) as f64));
+    let mut peer = bench.peer();
+    let (short, long) = (in_seconds(day + 600), in_seconds(day + 7800));
+    let handle = peer.open(&Capability { expiry: short, ..capability() });
+    assert_eq!(peer.write(handle, 0, b"bytes").code(), Code::Ok);
+    bench.node.hear_time(in_seconds(day + 601) as f64);
+    assert_eq!(peer.read(handle, 0, 5).code(), Code::Expired);
+    assert_eq!(peer.try_open(&Capability { expiry: short, ..capability() }).code(), Code::Expired);
+    let handle = peer.open(&Capability { expiry: long, ..capability() });
+    assert_eq!(peer.read(handle, 0, 5).payload, b"bytes");
+}
+
 #[test]
 fn parallel_connections_share_a_file() {
     let bench = Bench::start();

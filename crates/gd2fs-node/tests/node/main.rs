@@ -43,6 +43,7 @@ impl Bench {
             cluster: "test".into(),
             node: "n1".into(),
             incarnation: 1,
+            now: None,
             keys: KEYS.into(),
             listen: vec!["tcp://127.0.0.1:0".into()],
             memory_bytes: 256 << 20,

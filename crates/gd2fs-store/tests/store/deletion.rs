@@ -32,3 +32,25 @@ fn a_file_that_was_never_seen_cannot_appear_after_its_deletion() {
         "not even after a restart"
     );
 }
+
+/// The machine's clock may have been set meanwhile, by a day or a decade: only what control said counts.
+#[test]
+fn a_deleted_file_stays_deleted_until_control_says_that_its_time_is_over() {
+    const DELETED_AT: f64 = 1_000_000_000.0;
+    let life = TOMBSTONE_LIFE.as_secs_f64();
+    let mut bench = Bench::new(64 << 20);
+    let name = (capability(0, 1, 1).file_id().unwrap(), 0);
+    bench.store.clock().hear(DELETED_AT);
+    bench.store.delete(&[name]).unwrap();
+    for passed in [-86_400.0, 1.0, life - 1.0] {
+        bench = bench.restart();
+        let opened = |bench: &Bench| code(now(bench.store.open(&capability(0, 1, 1), 0)));
+        bench.store.clock().hear(DELETED_AT + passed);
+        // Deletions are when tombstones go.
+        bench.store.delete(&[(7, 0)]).unwrap();
+        assert_eq!(opened(&bench), Code::Deleted, "{passed} s later");
+    }
+    bench.store.clock().hear(DELETED_AT + life);
+    bench.store.delete(&[(8, 0)]).unwrap();
+    assert!(now(bench.store.open(&capability(0, 1, 1), 0)).is_ok(), "what nobody may open takes no room");
+}

@@ -15,7 +15,7 @@ mod tiers;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use gd2fs_store::{Column, DataDir, Store};
+use gd2fs_store::{Column, DataDir, Store, TOMBSTONE_LIFE};
 use gd2fs_wire::capability::{Capability, Class, Right};
 use gd2fs_wire::messages::SealItem;
 use gd2fs_wire::{Code, Failure, sums};

@@ -7,7 +7,7 @@ check of every byte afterwards.
 - `model`: what each byte may be, from those journals;
 - `writer`, `turns`: the clients;
 - `stale`: writers that must not be able to write any more;
-- `disk`, `cluster`: disks whose power can be cut, control and nodes;
+- `disk`, `clocks`, `cluster`: disks whose power can be cut, clocks that can be set, control and nodes;
 - `check`: reads everything back;
 - `loop`: one loop after the other; `mutants`: the same with one guard switched off, which must be noticed.
 

@@ -130,6 +130,10 @@ class Reader:
                     return None
                 self._judge(piece, start, end, error)
                 return np.empty(0, np.uint8) if isinstance(error, errors.Hole) else None
+            except errors.Expired as error:
+                # Whoever reads has asked control for a new capability before he is told.
+                self._blame("unreadable", start, end, str(error))
+                return None
             except errors.Checksum as error:
                 self._blame("wrong_bytes", start, end, f"the node sends bytes that do not match: {error}")
                 return None

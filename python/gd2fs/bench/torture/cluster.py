@@ -16,26 +16,28 @@ from pathlib import Path
 from typing import Any
 
 from gd2fs import _native, errors
+from gd2fs.bench.torture.clocks import SetClock
 from gd2fs.bench.torture.disk import Disk
 from gd2fs.bench.torture.model import INFINITE, FileModel, Timeline
 from gd2fs.cli.processes import Child, Processes
-from gd2fs.cli.up import READY_S, start_control, start_node
+from gd2fs.cli.up import READY_S, start_node
 from gd2fs.client.connect import connect
 from gd2fs.signing import Keys, Token
 
 STOP_S = 20.0
 """A clean stop flushes everything; the arenas here are small."""
 CALL_MS = 5_000
-TOKEN_LIFE_S = 24 * 3600
+TOKEN_LIFE_S = 30 * 24 * 3600
 SEAL, STAT, SCRUB = 16, 18, 22
 METRICS_S = 5.0
 
 
 @dataclass(slots=True)
 class Node:
-    """One node: its process while it runs, and its disks."""
+    """One node: its process while it runs, its clock, and its disks."""
 
     name: str
+    clock: SetClock
     disks: list[Disk] = field(default_factory=list)
     child: Child | None = None
     facts: dict[str, Any] = field(default_factory=dict)
@@ -70,7 +72,8 @@ class Cluster:
         self._stack = ExitStack()
         try:
             self._processes = self._stack.enter_context(Processes(directory))
-            self._control, self.control = start_control(self._processes, directory, 0)
+            self.clock = self._clock("control")
+            self._control, self.control = self._run_control(0)
             for number in range(1, nodes + 1):
                 node = self.add_node(f"node-{number}")
                 for log in range(logs):
@@ -96,13 +99,13 @@ class Cluster:
 
     def add_node(self, name: str) -> Node:
         """A node without disks, not started yet."""
-        self.nodes[name] = Node(name)
+        self.nodes[name] = Node(name, self._clock(name))
         return self.nodes[name]
 
     def start_node(self, name: str) -> None:
         """Starts a node over its own directory and disks, and waits until control places files on it."""
         node = self.nodes[name]
-        environment = dict(self._environment)
+        environment = self._environment | node.clock.environment
         if node.disks:
             environment["GD2FS_NODE_LOGS"] = ",".join(str(disk.path) for disk in node.disks)
             environment["GD2FS_NODE_LOG_BYTES"] = str(self._log_bytes)
@@ -169,8 +172,25 @@ class Cluster:
 
     def start_control(self) -> None:
         """Starts it again on its old port, over its old database."""
-        port = int(self.control.rpartition(":")[2])
-        self._control, _ = start_control(self._processes, self.directory, port)
+        self._control, _ = self._run_control(int(self.control.rpartition(":")[2]))
+
+    def _run_control(self, port: int) -> tuple[Child, str]:
+        """Starts control with a clock that can be set; returns it and its gd2fs:// address once it serves."""
+        arguments = ["control", "--listen", f"127.0.0.1:{port}", "--data-dir", str(self._database.parent)]
+        module = "gd2fs.bench.torture.clocks"
+        child = self._processes.start("control", arguments, self.clock.environment, module=module)
+        url = str(self._processes.wait_ready(child, READY_S)["url"])
+        return child, url.replace("http://", "gd2fs://")
+
+    def _clock(self, name: str) -> SetClock:
+        clock = SetClock(self.directory / f"{name}.clock")
+        clock.set(0)
+        return clock
+
+    def time(self) -> float:
+        """What time it is for nodes and control, to a few seconds: their clocks may be set, ours is not."""
+        [(now,)] = self._ask_control("SELECT watched_at FROM cluster", ())
+        return float(now)
 
     # What the check wants to know
 
@@ -182,7 +202,7 @@ class Cluster:
 
     def ask_one(self, name: str, opcode: int, message: dict[str, Any]) -> dict[str, Any]:
         """The same with a message of its own."""
-        token = Keys.development().sign(Token("default", "control", int(time.time()) + TOKEN_LIFE_S))
+        token = Keys.development().sign(Token("default", "control", int(self.time()) + TOKEN_LIFE_S))
         link = _native.NodeLink(self.cluster_name(), token, CALL_MS)
         address = next(a for a in self.nodes[name].facts["addresses"] if a.startswith("tcp://"))
         code, _, reply = link.call(address, opcode, json.dumps(message).encode())
@@ -211,12 +231,18 @@ class Cluster:
     def evicted(self, model: FileModel, offset: int) -> bool:
         """Whether control knows that this byte is gone: it lies behind the valid part, or in a column that
         the node did not name when it came back."""
-        path = self.directory / "control" / "control.sqlite"
         query = (
             "SELECT c.valid, c.born < n.incarnation FROM file_columns c JOIN nodes n ON c.node = n.node "
             "WHERE c.file = ? AND c.ordinal = ?"
         )
         place = model.file, offset // model.unit % len(model.nodes)
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as database:
-            row = database.execute(query, place).fetchone()
-        return row is not None and bool(row[1] or (row[0] is not None and row[0] <= offset))
+        rows = self._ask_control(query, place)
+        return any(older or (valid is not None and valid <= offset) for valid, older in rows)
+
+    @property
+    def _database(self) -> Path:
+        return self.directory / "control" / "control.sqlite"
+
+    def _ask_control(self, query: str, values: tuple[Any, ...]) -> list[Any]:
+        with closing(sqlite3.connect(f"file:{self._database}?mode=ro", uri=True, timeout=5)) as database:
+            return database.execute(query, values).fetchall()

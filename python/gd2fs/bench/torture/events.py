@@ -12,6 +12,7 @@ from gd2fs.bench.torture.check import Violation
 
 if TYPE_CHECKING:
     from gd2fs.bench.torture.clients import ClientProcess
+    from gd2fs.bench.torture.clocks import SetClock
     from gd2fs.bench.torture.cluster import Cluster
     from gd2fs.bench.torture.loop import Counters
 
@@ -26,7 +27,7 @@ SYNC_MS = (2, 80)
 BEGIN_S = 15.0
 """A client that has not begun by then never will."""
 
-#: (event, weight); those of disks are left out where there are none.
+#: (event, weight); those of disks are left out where there are none, those of hooks where nodes have none.
 KINDS = (
     ("kill_node", 3),
     ("kill_client", 3),
@@ -37,8 +38,11 @@ KINDS = (
     ("stop_node", 1),
     ("kill_all", 1),
     ("slow_disk", 2),
+    ("set_control_clock", 2),
+    ("set_node_clock", 2),
 )
 OF_DISKS = ("slow_disk",)
+OF_HOOKS = ("set_node_clock",)
 
 
 @dataclass(slots=True)
@@ -50,6 +54,8 @@ class Events:
     random: Random
     counters: Counters
     damage: bool
+    hooks: bool = False
+    """The nodes' clocks can be set: then they are, and control's, in each loop."""
     _story: list[str] = field(default_factory=list)
 
     @property
@@ -59,13 +65,16 @@ class Events:
     def run(self, seconds: float) -> None:
         """Spreads them over ``seconds``; what they stop or kill is back when this returns."""
         disks = [disk for node in self.cluster.nodes.values() for disk in node.disks]
-        kinds = [(kind, weight) for kind, weight in KINDS if disks or kind not in OF_DISKS]
+        absent = (() if disks else OF_DISKS) + (() if self.hooks else OF_HOOKS)
+        kinds = [(kind, weight) for kind, weight in KINDS if kind not in absent]
         names, weights = zip(*kinds, strict=True)
         for name in self.cluster.nodes:
             self._drag(name)
         self._await_clients()
         chosen = ["power_cut" if disks else "kill_node"]
         chosen += self.random.choices(names, weights, k=self.random.randint(0, MORE_MAX))
+        if self.hooks:
+            chosen += ["set_node_clock", "set_control_clock"]
         self.random.shuffle(chosen)
         for event in chosen:
             # The first needs something to destroy.
@@ -172,6 +181,27 @@ class Events:
             self.cluster.start_node(name)
         for client in self.clients:
             client.start()
+
+    def _set_node_clock(self) -> None:
+        name = self._node()
+        down = self.random.random() < 0.3
+        if down:
+            self.cluster.kill_node(name)
+        self._set(self.cluster.nodes[name].clock)
+        if down:
+            self.cluster.start_node(name)
+
+    def _set_control_clock(self) -> None:
+        down = self.random.random() < 0.3
+        if down:
+            self.cluster.kill_control()
+        self._set(self.cluster.clock)
+        if down:
+            self.cluster.start_control()
+
+    def _set(self, clock: SetClock) -> None:
+        self._story.append(f"({clock.jump(self.random):+} s)")
+        self.counters.clocks_set += 1
 
     def _slow_disk(self) -> None:
         node = self.cluster.nodes[self._node()]

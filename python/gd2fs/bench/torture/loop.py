@@ -50,6 +50,8 @@ class Settings:
     damage: float = 0.2
     """Share of the loops whose disks flip bits when the check reads from them."""
     stop_at_first: bool = False
+    hooks: bool = False
+    """The nodes' build lets their clocks be set."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -71,6 +73,7 @@ class Counters:
     power_cuts: int = 0
     sectors_lost: int = 0
     kills: int = 0
+    clocks_set: int = 0
     operations: int = 0
     stale_attempts: int = 0
     bytes_checked: int = 0
@@ -146,7 +149,7 @@ class Torture:
         pressure = disks and random.random() < self.settings.pressure
         damage = disks and random.random() < self.settings.damage
         clients = self._clients(directory, seed, pressure)
-        events = Events(self.cluster, clients, random, self.counters, damage)
+        events = Events(self.cluster, clients, random, self.counters, damage, self.settings.hooks)
         with connect(self.cluster.control, timeout_s=CHECK_TIMEOUT_S) as client:
             client.mkdir(ROOT)
             stale = StaleWriters(self.cluster, client)

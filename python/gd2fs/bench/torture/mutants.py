@@ -3,7 +3,8 @@
     python -m gd2fs.bench.torture.mutants --logs 1
 
 The nodes run a build of their own (`cargo build --features fault-hooks`), in which an environment variable
-names the guard that does nothing (crates/gd2fs-wire/src/guard.rs). Without one this build must pass.
+names the guard that does nothing (crates/gd2fs-wire/src/guard.rs), and a file says how far their clocks are
+off (clock.rs beside it). With all guards on this build must pass.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ TARGET = ROOT / "target" / "fault-hooks"
 BUILD_S = 1800.0
 LOOPS_MAX = 8
 """A guard that is off and was not missed by then was not missed."""
+CONTROL_LOOPS = 4
+"""With all guards on, and in each the clocks of control and of a node set: nothing may be found."""
 VARIABLE = "GD2FS_GUARD_OFF"
 
 
@@ -44,6 +47,7 @@ MUTANTS = (
     Mutant("grant", ("stale_writes", "wrong_bytes")),
     Mutant("seal", ("stale_writes",)),
     Mutant("sync", ("lost_after_flush", "wrong_bytes", "phantoms"), needs_logs=True),
+    Mutant("clock", ("unreadable",)),
 )
 
 
@@ -93,9 +97,10 @@ def run_mutants(settings: Settings, module: Path) -> dict[str, dict[str, object]
                 damage=1.0 if mutant.guard == "checksum" else 0.0,
                 pressure=0.0,
                 stop_at_first=True,
+                hooks=mutant.guard in ("", "clock"),
             )
             with Torture(changed) as torture:
-                counters = torture.run(LOOPS_MAX if mutant.guard else 2)
+                counters = torture.run(LOOPS_MAX if mutant.guard else CONTROL_LOOPS)
             found = {name: getattr(counters, name) for name in mutant.noticed if getattr(counters, name)}
             caught = bool(found) if mutant.guard else not counters.clean
             results[mutant.guard] = {

@@ -51,7 +51,7 @@ class StaleWriters:
             if node not in wanted:
                 continue
             wanted.discard(node)
-            current = _signed(self.client, layout)
+            current = _signed(self.client, layout, self.cluster.time())
             file = self.client.open_layout(layout)
             self._files[node] = path, file
             file.write(0, pattern(str(info.file_id), _FIRST, 0, UNIT))
@@ -71,23 +71,30 @@ class StaleWriters:
         """Tries, and looks at the bytes, which an ``evicting`` node may have given up. All must be up."""
         self._evicting = evicting
         for node, (path, old) in self._files.items():
-            # Control knows nothing of the new epoch: its layout is the stale writer's.
-            stale = self.client.namespace.layout(path, "read,write")
-            current = _signed(self.client, stale)
-            file = stale["file"]
-            self._refused(path, old, file, 0, "epoch")
-            self._refused(path, self.client.open_layout(stale), file, 0, "epoch")
-            if self.cluster.timeline.died(node, self._since) and not self.cluster.nodes[node].disks:
-                # The seal went with the bytes; the epoch is kept on its disk in any case.
-                continue
-            self._try_sealed(path, current)
-            # Above the seal whoever is current may write.
-            self.client.open_layout(current).write(
-                SEALED, pattern(file, _LAST, SEALED, UNIT - SEALED), timeout_s=TIMEOUT_S
-            )
-            self._refused(path, old, file, SEALED, "epoch")
-            self._stands(path, current, _FIRST, 0, SEALED)
-            self._stands(path, current, _LAST, SEALED, UNIT)
+            try:
+                self._attempt(node, path, old)
+            except errors.Expired as error:
+                what = f"its capability is new, and: {error}"
+                self.violations.append(Violation("unreadable", path, 0, UNIT, what))
+
+    def _attempt(self, node: str, path: str, old: File) -> None:
+        # Control knows nothing of the new epoch: its layout is the stale writer's.
+        stale = self.client.namespace.layout(path, "read,write")
+        current = _signed(self.client, stale, self.cluster.time())
+        file = stale["file"]
+        self._refused(path, old, file, 0, "epoch")
+        self._refused(path, self.client.open_layout(stale), file, 0, "epoch")
+        if self.cluster.timeline.died(node, self._since) and not self.cluster.nodes[node].disks:
+            # The seal went with the bytes; the epoch is kept on its disk in any case.
+            return
+        self._try_sealed(path, current)
+        # Above the seal whoever is current may write.
+        self.client.open_layout(current).write(
+            SEALED, pattern(file, _LAST, SEALED, UNIT - SEALED), timeout_s=TIMEOUT_S
+        )
+        self._refused(path, old, file, SEALED, "epoch")
+        self._stands(path, current, _FIRST, 0, SEALED)
+        self._stands(path, current, _LAST, SEALED, UNIT)
 
     def _try_sealed(self, path: str, current: dict[str, Any]) -> None:
         """Even the current writer changes nothing below the seal."""
@@ -120,10 +127,10 @@ class StaleWriters:
             self.violations.append(Violation(kind, path, start, end, f"not what was written as {version}"))
 
 
-def _signed(client: Client, stale: dict[str, Any]) -> dict[str, Any]:
+def _signed(client: Client, stale: dict[str, Any], now: float) -> dict[str, Any]:
     """The layout with the next epoch, signed with the development key as control would."""
     columns = [column | {"epoch": column["epoch"] + 1} for column in stale["columns"]]
-    expiry = int(time.time()) + LIFE_S
+    expiry = int(now) + LIFE_S
     capability = Capability(
         tenant=client.tenant,
         file=stale["file"],
