@@ -23,8 +23,3 @@ def environment_is_left_as_it_was() -> Iterator[None]:
     names = before.keys() | after.keys()
     changed = {name for name in names if before.get(name) != after.get(name)} - {"PYTEST_CURRENT_TEST"}
     assert not changed, f"environment variables were changed and not restored: {sorted(changed)}"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest one first, a third of all that the tests compute: several processes then end together."""
-    items.sort(key=lambda item: item.path.name != "test_demo.py")
