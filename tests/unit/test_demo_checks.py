@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -189,7 +191,8 @@ def test_a_failed_check_is_an_exit_code_and_the_whole_result(
 ) -> None:
     bad = {"turns": [], "checks": [Check("it works", False, "it does not").describe()], "ok": False}
     monkeypatch.setattr(run, "_perform", lambda *_: bad)
-    with pytest.raises(CommandFailed, match="it works") as caught:
+    # The demo makes its process forget what is configured for others.
+    with mock.patch.dict(os.environ), pytest.raises(CommandFailed, match="it works") as caught:
         run.run_demo(None, None, as_json=True)
     assert caught.value.data == bad and caught.value.exit_code == 1
     assert capsys.readouterr().out == ""
