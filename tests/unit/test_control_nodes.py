@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import Connection, update
 
 from gd2fs import errors
-from gd2fs.control import nodes, requests, schema
+from gd2fs.control import nodes, overdue, requests, schema
 from gd2fs.control.placement import Candidate, place
 from gd2fs.signing import Keys
 from tests.control_api import BYTES_PER_TOKEN, ControlApi, control
@@ -170,6 +172,36 @@ def test_sessions_end_with_their_ttl_which_use_renews(api: ControlApi) -> None:
     assert api.get(kept)["tokens"] == 13
     with pytest.raises(errors.NotFound):
         api.get(ended)
+
+
+def test_a_commit_does_not_end_a_session_under_another_plan(api: ControlApi) -> None:
+    api.start_node("a")
+    session = api.session(ttl_s=5)
+    first, second = api.plan(session, range(10), "r1"), api.plan(session, range(20), "r2")
+    api.commit(api.write(first, range(10)))
+    api.clock.now += 60
+    api.heartbeat("a")
+    api.service.reclaimer.sweep()
+    assert api.get(session)["tokens"] == 10
+    api.call("POST", "/v1/kv/abort", {"plan_token": second["kv_transfer"]["plan"]["token"]})
+
+
+def test_a_session_that_was_renewed_meanwhile_is_not_overdue(
+    api: ControlApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.start_node("a")
+    session = api.session(ttl_s=5)
+    api.turn(session, range(10), [1, 2])
+    api.clock.now += 60
+    lock = overdue._lock
+
+    def renewed_first(connection: Connection, *rest: Any) -> bool:
+        connection.execute(update(schema.sessions).values(expires_at=api.clock.now + 1000))
+        return lock(connection, *rest)
+
+    monkeypatch.setattr(overdue, "_lock", renewed_first)
+    api.service.reclaimer.sweep()
+    assert api.get(session)["tokens"] == 11
 
 
 def test_the_worker_frees_by_itself(tmp_path: Path) -> None:

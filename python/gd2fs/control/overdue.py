@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import ColumnElement, Connection, delete, select
 
 from gd2fs.control import schema as t
 from gd2fs.control import sessions
@@ -27,11 +27,12 @@ def end(connection: Connection, now: float) -> int:
         select(t.sessions.c.session).where(t.sessions.c.expires_at <= now).limit(BATCH)
     ).all()
     for session in sorted(overdue):
-        if _lock(connection, session):
+        # Asked again under the lock: a plan may have renewed it meanwhile.
+        if _lock(connection, session, t.sessions.c.expires_at <= now):
             sessions.remove(connection, now, session)
     return len(plans) + len(overdue)
 
 
-def _lock(connection: Connection, session: str) -> bool:
-    query = select(t.sessions.c.session).where(t.sessions.c.session == session).with_for_update()
+def _lock(connection: Connection, session: str, *conditions: ColumnElement[bool]) -> bool:
+    query = select(t.sessions.c.session).where(t.sessions.c.session == session, *conditions).with_for_update()
     return connection.scalar(query) is not None
