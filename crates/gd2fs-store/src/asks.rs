@@ -95,7 +95,9 @@ impl Store {
         let until = now + Duration::from_millis(item.ttl_ms);
         let name = (column.file(), column.geometry().column);
         // Pinned before anybody looks: what is there then stays.
-        let pinned = self.shared.pins.pin(pin, name, chunks, until, now);
+        let tenant = column.tenant();
+        let held = tenant.pins.hold_within(item.end - item.start);
+        let pinned = held.is_some_and(|held| self.shared.pins.pin(held, pin, name, chunks, until, now));
         let valid = match column.lock_alive() {
             Ok(state) => column.gap(&state, item.start, item.end),
             Err(failure) => return refuse(failure),
@@ -103,7 +105,10 @@ impl Store {
         if pinned {
             return PinReply { status: Code::Ok as u32, valid, message: String::new() };
         }
-        let message = format!("{RANGES_MAX} ranges are pinned on this node; UNPIN some, or go on without");
+        let message = format!(
+            "{RANGES_MAX} ranges are pinned on this node, or tenant {:?} has pinned its share (node.tenant_share); UNPIN some, or go on without",
+            tenant.name
+        );
         PinReply { status: Code::Overloaded as u32, valid, message }
     }
 

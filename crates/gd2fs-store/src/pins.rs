@@ -7,6 +7,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use crate::columns::Name;
+use crate::ledger::Held;
 
 /// Ranges pinned at once: far more than the plans of one node under way together have; 16 MiB of table.
 pub(crate) const RANGES_MAX: usize = 65_536;
@@ -27,7 +28,8 @@ struct Key {
 
 #[derive(Default)]
 struct Table {
-    until: BTreeMap<Key, Instant>,
+    /// Each with what it counts for its tenant.
+    until: BTreeMap<Key, (Instant, Held)>,
     /// Each with the number of its pinning.
     by_pin: BTreeMap<(u128, Key), u64>,
     pinned: u64,
@@ -35,20 +37,28 @@ struct Table {
 }
 
 impl Pins {
-    /// Pins `chunks` of a column until then; false, and nothing is pinned: there are `RANGES_MAX` already.
-    pub fn pin(&self, pin: u128, name: Name, chunks: Range<u64>, until: Instant, now: Instant) -> bool {
+    /// Pins `chunks` of a column until then, which counts as `held`; false, and nothing is pinned: there are `RANGES_MAX` already.
+    pub fn pin(
+        &self,
+        held: Held,
+        pin: u128,
+        name: Name,
+        chunks: Range<u64>,
+        until: Instant,
+        now: Instant,
+    ) -> bool {
         let key = Key { name, pin, first: chunks.start, end: chunks.end };
         let mut table = self.0.lock();
         table.expire(now);
-        let former = table.until.get(&key).copied();
-        if former.is_none() && table.until.len() >= RANGES_MAX {
-            return false;
-        }
-        if let Some(former) = former {
-            table.by_end.remove(&(former, key));
-        }
-        let until = former.map_or(until, |former| former.max(until));
-        table.until.insert(key, until);
+        let (until, held) = match table.until.remove(&key) {
+            Some((former, held)) => {
+                table.by_end.remove(&(former, key));
+                (former.max(until), held)
+            }
+            None if table.until.len() >= RANGES_MAX => return false,
+            None => (until, held),
+        };
+        table.until.insert(key, (until, held));
         table.pinned += 1;
         let number = table.pinned;
         table.by_pin.entry((pin, key)).or_insert(number);
@@ -74,7 +84,7 @@ impl Pins {
         let table = self.0.lock();
         let from = Key { name, pin: 0, first: 0, end: 0 };
         let mut of_column = table.until.range(from..).take_while(|(key, _)| key.name == name);
-        of_column.any(|(key, until)| *until > now && key.first < chunks.end && chunks.start < key.end)
+        of_column.any(|(key, (until, _))| *until > now && key.first < chunks.end && chunks.start < key.end)
     }
 
     /// Forgets what is over; how many ranges are left. Pinning and unpinning forget too: this is for whoever counts.
@@ -93,7 +103,7 @@ impl Table {
     }
 
     fn remove(&mut self, key: Key) {
-        if let Some(until) = self.until.remove(&key) {
+        if let Some((until, _)) = self.until.remove(&key) {
             self.by_end.remove(&(until, key));
             self.by_pin.remove(&(key.pin, key));
         }
@@ -106,15 +116,20 @@ mod tests {
 
     use super::*;
 
+    use std::sync::Arc;
+
+    use crate::ledger::Ledger;
+
     const FILE: u128 = 7;
     const TTL: Duration = Duration::from_secs(10);
 
     #[test]
     fn what_is_pinned_stays_until_it_is_let_go_or_over() {
         let (pins, now) = (Pins::default(), Instant::now());
-        assert!(pins.pin(1, (FILE, 0), 2..5, now + TTL, now));
-        assert!(pins.pin(1, (FILE, 1), 0..1, now + TTL, now));
-        assert!(pins.pin(2, (FILE, 0), 4..9, now + 2 * TTL, now));
+        let tenant = Arc::new(Ledger::new(u64::MAX));
+        assert!(pins.pin(tenant.hold(1), 1, (FILE, 0), 2..5, now + TTL, now));
+        assert!(pins.pin(tenant.hold(1), 1, (FILE, 1), 0..1, now + TTL, now));
+        assert!(pins.pin(tenant.hold(1), 2, (FILE, 0), 4..9, now + 2 * TTL, now));
         let pinned = |column, chunks, at| pins.is_pinned(FILE, column, chunks, at);
         for (column, chunks, expected) in
             [(0, 1..2, false), (0, 1..3, true), (0, 8..9, true), (0, 9..12, false)].into_iter().chain([
@@ -136,26 +151,38 @@ mod tests {
     #[test]
     fn the_same_range_again_only_prolongs_it() {
         let (pins, now) = (Pins::default(), Instant::now());
+        let tenant = Arc::new(Ledger::new(u64::MAX));
         for until in [now + TTL, now + 3 * TTL, now + 2 * TTL] {
-            assert!(pins.pin(1, (FILE, 0), 0..1, until, now));
+            assert!(pins.pin(tenant.hold(1), 1, (FILE, 0), 0..1, until, now));
         }
-        assert_eq!(pins.expire(now), 1);
+        assert_eq!((pins.expire(now), tenant.held()), (1, 1));
         assert_eq!(pins.expire(now + 2 * TTL), 1, "the longest counts");
-        assert_eq!(pins.expire(now + 3 * TTL), 0);
+        assert_eq!((pins.expire(now + 3 * TTL), tenant.held()), (0, 0));
     }
 
     #[test]
     fn their_number_is_bounded_and_what_is_over_makes_room() {
         let (pins, now) = (Pins::default(), Instant::now());
+        let tenant = Arc::new(Ledger::new(u64::MAX));
         for index in 0..RANGES_MAX as u64 {
-            assert!(pins.pin(u128::from(index % 3), (FILE, 0), index..index + 1, now + TTL, now));
+            assert!(pins.pin(
+                tenant.hold(1),
+                u128::from(index % 3),
+                (FILE, 0),
+                index..index + 1,
+                now + TTL,
+                now
+            ));
         }
-        assert!(!pins.pin(9, (FILE, 1), 0..1, now + TTL, now));
+        assert!(!pins.pin(tenant.hold(1), 9, (FILE, 1), 0..1, now + TTL, now));
         assert!(!pins.is_pinned(FILE, 1, 0..1, now), "nothing is pinned then");
-        assert!(pins.pin(0, (FILE, 0), 0..1, now + TTL, now), "a range that is pinned already needs no room");
+        assert!(
+            pins.pin(tenant.hold(1), 0, (FILE, 0), 0..1, now + TTL, now),
+            "a range that is pinned already needs no room"
+        );
         assert_eq!(pins.unpin(2, now).len(), RANGES_MAX / 3);
-        assert!(pins.pin(9, (FILE, 1), 0..1, now + 2 * TTL, now));
-        assert!(pins.pin(9, (FILE, 1), 1..2, now + 2 * TTL, now + TTL));
+        assert!(pins.pin(tenant.hold(1), 9, (FILE, 1), 0..1, now + 2 * TTL, now));
+        assert!(pins.pin(tenant.hold(1), 9, (FILE, 1), 1..2, now + 2 * TTL, now + TTL));
         assert_eq!(pins.expire(now + TTL), 2);
     }
 }

@@ -22,12 +22,15 @@ pub(crate) struct Tenant {
     pub name: Box<str>,
     pub dram: Arc<Ledger>,
     pub log: Arc<Ledger>,
+    /// What it has pinned, a range once for each pin: more than its share would keep from the others what is theirs.
+    pub pins: Arc<Ledger>,
 }
 
 /// The tenants that were seen: as many at most as control knows, since a name comes with a signed capability.
 pub(crate) struct Tenants {
     dram_bound: u64,
     log_bound: u64,
+    pins_bound: u64,
     pub nobody: Arc<Tenant>,
     known: Mutex<HashMap<Box<str>, Arc<Tenant>>>,
 }
@@ -39,7 +42,8 @@ impl Tenants {
         Tenants {
             dram_bound: bound(memory_bytes as u64),
             log_bound: bound(log_bytes),
-            nobody: Arc::new(Tenant::new("", u64::MAX, u64::MAX)),
+            pins_bound: bound(if log_bytes > 0 { log_bytes } else { memory_bytes as u64 }),
+            nobody: Arc::new(Tenant::new("", u64::MAX, u64::MAX, u64::MAX)),
             known: Mutex::default(),
         }
     }
@@ -54,7 +58,7 @@ impl Tenants {
         if let Some(tenant) = known.get(name) {
             return Arc::clone(tenant);
         }
-        let tenant = Arc::new(Tenant::new(name, self.dram_bound, self.log_bound));
+        let tenant = Arc::new(Tenant::new(name, self.dram_bound, self.log_bound, self.pins_bound));
         known.insert(name.into(), Arc::clone(&tenant));
         tenant
     }
@@ -68,9 +72,9 @@ impl Tenants {
 }
 
 impl Tenant {
-    fn new(name: &str, dram_bound: u64, log_bound: u64) -> Tenant {
-        let (dram, log) = (Arc::new(Ledger::new(dram_bound)), Arc::new(Ledger::new(log_bound)));
-        Tenant { name: name.into(), dram, log }
+    fn new(name: &str, dram_bound: u64, log_bound: u64, pins_bound: u64) -> Tenant {
+        let [dram, log, pins] = [dram_bound, log_bound, pins_bound].map(|bound| Arc::new(Ledger::new(bound)));
+        Tenant { name: name.into(), dram, log, pins }
     }
 
     /// A frame of at least `bytes` that counts for the tenant until its last holder is gone.
