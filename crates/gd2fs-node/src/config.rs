@@ -140,13 +140,22 @@ impl Config {
             return Err(wrong("incarnation", "0 means none; register with control first"));
         }
         if self.memory_bytes < MEMORY_BYTES_MIN {
-            return Err(wrong("node.memory_bytes", format!("{} is below 1 MiB; write for example 4GiB", self.memory_bytes)));
+            return Err(wrong(
+                "node.memory_bytes",
+                format!("{} is below 1 MiB; write for example 4GiB", self.memory_bytes),
+            ));
         }
         if self.io_threads > IO_THREADS_MAX {
-            return Err(wrong("node.io_threads", format!("{} is over {IO_THREADS_MAX}; 0 chooses by itself", self.io_threads)));
+            return Err(wrong(
+                "node.io_threads",
+                format!("{} is over {IO_THREADS_MAX}; 0 chooses by itself", self.io_threads),
+            ));
         }
         if self.memory_threads > IO_THREADS_MAX {
-            return Err(wrong("node.memory_threads", format!("{} is over {IO_THREADS_MAX}; 0 needs none", self.memory_threads)));
+            return Err(wrong(
+                "node.memory_threads",
+                format!("{} is over {IO_THREADS_MAX}; 0 needs none", self.memory_threads),
+            ));
         }
         if self.connections_max == 0 || self.connections_max > CONNECTIONS_MAX {
             let reason = format!("{} is not in 1..{CONNECTIONS_MAX}", self.connections_max);
@@ -173,10 +182,16 @@ impl Config {
         let engine: EngineKind =
             self.log_engine.parse().map_err(|reason: String| wrong("node.log_engine", reason))?;
         if !self.log_bytes.is_multiple_of(LOG_UNIT) {
-            return Err(wrong("node.log_bytes", format!("{} is not a multiple of 1 MiB; write for example 100GiB", self.log_bytes)));
+            return Err(wrong(
+                "node.log_bytes",
+                format!("{} is not a multiple of 1 MiB; write for example 100GiB", self.log_bytes),
+            ));
         }
         if self.logs.len() > LOGS_MAX {
-            return Err(wrong("node.logs", format!("{} are given, at most {LOGS_MAX} are used", self.logs.len())));
+            return Err(wrong(
+                "node.logs",
+                format!("{} are given, at most {LOGS_MAX} are used", self.logs.len()),
+            ));
         }
         if let Some(twice) =
             (1..self.logs.len()).find(|index| self.logs[..*index].contains(&self.logs[*index]))
