@@ -160,7 +160,9 @@ class FakeNodes:
         for item in items:
             column = node.columns.get((item["file"], item["column"]))
             if (item["file"], item["column"]) in node.deleted:
-                replies.append({"length": 0, "sealed": 0, "grant": 0, "epoch": 0, "bytes": 0, "deleted": True})
+                replies.append(
+                    {"length": 0, "sealed": 0, "grant": 0, "epoch": 0, "bytes": 0, "deleted": True}
+                )
                 continue
             replies.append(
                 {

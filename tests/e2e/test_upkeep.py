@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -118,12 +120,35 @@ def test_what_was_lost_is_no_finding_and_a_killed_node_is_not_asked(running: Fle
     for command in (["fsck"], ["scrub", "--wait"]):
         code, facts, err = cli(running, *command)
         said = facts["not_asked"] if command == ["fsck"] else err
-        assert code == 1 and (NODE in said if command == ["fsck"] else "no node is alive" in said), (facts, err)
+        assert code == 1 and (NODE in said if command == ["fsck"] else "no node is alive" in said), (
+            facts,
+            err,
+        )
     running.start_node(1)
     with gd2fs.connect(running.control, timeout_s=10) as fresh:
         with pytest.raises(errors.Lost):
             fresh.read_into("/lost", 0, np.empty(UNIT, np.uint8))
         assert fsck(fresh) == []
+
+
+def test_a_deadline_covers_the_look_up_of_a_path(running: Fleet, client: Client) -> None:
+    """Control asks the node, too: a node that hangs must not cost its time on top."""
+    written(client, "/slow", 1)
+    out = np.empty(UNIT, np.uint8)
+    with gd2fs.connect(running.control, timeout_s=10) as fresh:
+        running.signal(NODE, signal.SIGSTOP)
+        try:
+            for read in (
+                lambda: fresh.read_into("/slow", 0, out, timeout_s=0.5),
+                lambda: asyncio.run(fresh.aread_into("/slow", 0, out, timeout_s=0.5)),
+            ):
+                begun = time.monotonic()
+                with pytest.raises(errors.Timeout):
+                    read()
+                assert time.monotonic() - begun < 1.5
+        finally:
+            running.signal(NODE, signal.SIGCONT)
+        eventually(lambda: fresh.read_into("/slow", 0, out) == UNIT, 10, "a read once it runs again")
 
 
 def test_what_a_node_did_is_counted(running: Fleet, client: Client) -> None:

@@ -60,7 +60,10 @@ def test_warnings_are_shown_where_they_are_wanted(tmp_path: Path, level: str) ->
     ("change", "said"),
     [
         ({"memory_bytes": 5}, r"^INVALID: node\.memory_bytes: 5 is below 1 MiB; write for example"),
-        ({"log_bytes": 4095}, r"^INVALID: node\.log_bytes: 4095 is not a multiple of 1 MiB; write for example"),
+        (
+            {"log_bytes": 4095},
+            r"^INVALID: node\.log_bytes: 4095 is not a multiple of 1 MiB; write for example",
+        ),
         ({"listen": ["rdma://x"]}, r"^INVALID: node\.listen: "),
     ],
 )

@@ -232,7 +232,9 @@ def test_a_log_file_without_a_size_is_refused_before_it_registers(tmp_path: Path
 
 def test_more_memory_than_there_is_is_refused_before_it_registers(tmp_path: Path) -> None:
     world = World(tmp_path, well, **{"node.memory_bytes": "100TiB"})
-    with pytest.raises(ValueError, match=r"node\.memory_bytes: 100\.0 TiB is more than the .* of this machine"):
+    with pytest.raises(
+        ValueError, match=r"node\.memory_bytes: 100\.0 TiB is more than the .* of this machine"
+    ):
         world.run()
     assert world.requests == []
 
