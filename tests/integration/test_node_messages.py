@@ -80,5 +80,5 @@ def test_a_refused_log_and_a_refused_directory_are_named_once(tmp_path: Path) ->
     said = str(refused.value)
     assert said.startswith("INVALID: node.logs: ") and said.count(str(log)) == 1, said
     (tmp_path / "node" / "superblock").write_bytes(b"elsewhere".ljust(4096, b"."))
-    with pytest.raises(errors.Invalid, match='node.data_dir: .* it begins with "elsewher"'):
+    with pytest.raises(errors.Invalid, match=r'node\.data_dir: .* it begins with "elsewher"'):
         _native.Node(json.dumps(facts_of(tmp_path)))

@@ -164,7 +164,7 @@ def test_fsck_without_control_blames_no_node(run: Any, monkeypatch: pytest.Monke
     def refused(*_: Any) -> Any:
         raise errors.Unavailable("control can't be reached")
 
-    code, out, err, _ = run(away, "fsck")
+    code, _, err, _ = run(away, "fsck")
     assert code == 1 and "control can't be reached" in err and "n1" not in err
 
 

@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md names what control, gateway and engine show (the node: tests/e2e/test_upkeep.py)."""
+"""docs/reference/metrics.md names what control, gateway and engine show (nodes: tests/e2e/test_upkeep.py)."""
 
 from __future__ import annotations
 
