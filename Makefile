@@ -70,8 +70,8 @@ test: build ## All tests: Rust, then Python (under 15 minutes on 2 cores)
 LOOPS ?= 100
 test-faults: build ## LOOPS=n loops of torture with kill -9 and power cuts; then each guard off, once
 	cargo build --release --locked -p gd2fs-disk
-	$(call suite,faults,$$((600 + 30 * $(LOOPS))),env LOOPS=$(LOOPS) $(PY) -m pytest -rsP tests/faults)
-	$(call suite,mutants,2400,$(PY) -m gd2fs.bench.torture.mutants --logs 1)
+	$(call suite,faults,$$((600 + 30 * $(LOOPS))),env LOOPS=$(LOOPS) GD2FS_FAULTS_REQUIRED=1 $(PY) -m pytest -rsP tests/faults)
+	$(call suite,mutants,2400,$(PY) -m gd2fs.bench.torture.mutants)
 
 lint: build ## ruff, mypy, clippy and rustfmt
 	$(call suite,ruff,60,$(VENV)/bin/ruff check python tests benchmarks)

@@ -121,6 +121,7 @@ class FakeNodes:
         names = ("seal", "delete", "stat", "pin", "unpin", "list", "scrub", "read_ids")
         self.calls: dict[str, int] = dict.fromkeys(names, 0)
         self.after_list: Any = None
+        self.after_stat: Any = None
         self.before_seal: Any = None
         self.before_read_ids: Any = None
 
@@ -158,6 +159,11 @@ class FakeNodes:
         replies: list[dict[str, Any] | None] = []
         for item in items:
             column = node.columns.get((item["file"], item["column"]))
+            if (item["file"], item["column"]) in node.deleted:
+                replies.append(
+                    {"length": 0, "sealed": 0, "grant": 0, "epoch": 0, "bytes": 0, "deleted": True}
+                )
+                continue
             replies.append(
                 {
                     "length": column.length,
@@ -169,6 +175,8 @@ class FakeNodes:
                 if column
                 else None
             )
+        if self.after_stat:
+            self.after_stat()
         return node.incarnation, replies
 
     def pin(self, addresses: Sequence[str], items: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:

@@ -28,13 +28,23 @@ class Fleet:
     directory: Path
     memory: str
     log: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The nodes' alone."""
     control: str = ""
     children: dict[str, Child] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def start_node(self, number: int) -> str:
         """Starts (again) node NUMBER over its own data directory; returns its name."""
-        child = start_node(self.processes, self.directory, number, self.memory, self.control, log=self.log)
+        child = start_node(
+            self.processes,
+            self.directory,
+            number,
+            self.memory,
+            self.control,
+            dict(self.environment),
+            log=self.log,
+        )
         self.children[child.name] = child
         self.facts[child.name] = self.processes.wait_ready(child, READY_S)
         return child.name
@@ -59,6 +69,18 @@ class Fleet:
     def kill(self, name: str) -> None:
         self.processes.kill(self.children[name])
 
+    def stop(self, name: str) -> None:
+        """Ends a node in order: everything reaches its log."""
+        self.signal(name, signal.SIGTERM)
+        assert self.children[name].popen.wait(READY_S) == 0
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """What a node shows on /metrics, without labels."""
+        with urllib.request.urlopen(f"{self.facts[name]['url']}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+        return {series.partition("{")[0]: float(value) for series, value in pairs}
+
     def node_of(self, layout: Mapping[str, Any]) -> str:
         """The node that holds column 0 of a layout."""
         return str(layout["columns"][0]["replicas"][0]["node"])
@@ -66,11 +88,17 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(
-    directory: Path, *, nodes: int = 2, memory: str = "512MiB", log: str | None = None
+    directory: Path,
+    *,
+    nodes: int = 2,
+    memory: str = "512MiB",
+    log: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Fleet]:
-    """Control and `nodes` nodes, each with a log of size `log`; all processes are gone afterwards."""
+    """Control and `nodes` nodes, each with a log of size `log` and with `environment`; all processes are gone
+    afterwards."""
     with Processes(directory) as processes:
-        running = Fleet(processes, directory, memory, log)
+        running = Fleet(processes, directory, memory, log, dict(environment or {}))
         child, running.control = start_control(processes, directory, 0)
         running.children["control"] = child
         for number in range(1, nodes + 1):

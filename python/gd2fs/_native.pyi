@@ -222,6 +222,11 @@ class Node:
     def wait(self, timeout_ms: int) -> bool:
         """Whether the node has ended, after waiting for it at most ``timeout_ms``."""
 
+def show_messages(level: str) -> bool:
+    """Writes what the native parts say, from ``level`` on (error, warn, info, debug, trace), to standard
+    error, a line each. For a process of GD2FS's own: a library stays silent. The first call counts for the
+    whole process; False: it was not this one. Raises Invalid for another level."""
+
 # The measuring loops of gd2fs.bench, which prepares the memory. Ranges are (address, length in bytes); arrays
 # of addresses and lengths are of uint64. All memory must be mapped and used by nobody else during the call.
 

@@ -163,7 +163,9 @@ def test_a_node_that_dies_ends_the_whole_and_is_named(up: Up) -> None:
     victim = json.loads((up.directory / "data" / "node-2.json").read_text())["pid"]
     os.kill(victim, signal.SIGKILL)
     assert up.popen.wait(WAIT_S) == 1
-    assert up.popen.stderr is not None and "node-2" in up.popen.stderr.read().splitlines()[-1]
+    assert up.popen.stderr is not None
+    said = up.popen.stderr.read().splitlines()[-1]
+    assert "node-2 was killed by SIGKILL" in said and "start it again" in said and "node-2.log" in said
     assert up.popen.stdout is not None and up.popen.stdout.read() == "", "one JSON object, printed before"
     all_end(up.pids())
 

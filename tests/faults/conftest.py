@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -23,13 +23,22 @@ SEED = int(os.environ.get("SEED", "0"))
 LOOPS = int(os.environ.get("LOOPS", "5"))
 
 
+#: Set by `make test-faults`, whose whole point they are.
+DISKS_REQUIRED = bool(os.environ.get("GD2FS_FAULTS_REQUIRED"))
+
+
+def not_tested(why: object) -> NoReturn:
+    """Skips, or fails where nothing may be skipped."""
+    (pytest.fail if DISKS_REQUIRED else pytest.skip)(f"NOT TESTED: {why}")
+
+
 @pytest.fixture(scope="session")
 def disks() -> None:
-    """Skips, with the reason, where no disk can be had whose power can be cut."""
+    """For tests that need disks whose power can be cut."""
     try:
         program()
     except NoDisk as error:
-        pytest.skip(f"NOT TESTED: {error}")
+        not_tested(error)
 
 
 Connect = Callable[[], Client]

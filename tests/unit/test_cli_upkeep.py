@@ -31,6 +31,7 @@ class Client:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self.asked: list[tuple[str, str, Any]] = []
+        self.nodes = [_node("n1"), _node("n2", state="dead")]
 
     def __enter__(self) -> Client:
         return self
@@ -40,7 +41,7 @@ class Client:
 
     def control(self, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
         if path == "/v1/nodes":
-            return {"nodes": [_node("n1"), _node("n2", state="dead")]}
+            return {"nodes": self.nodes}
         self.asked.append((method, path, body))
         return self._answer(method, path, body)
 
@@ -64,8 +65,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     monkeypatch.setattr("gd2fs.cli.output._printed", False)
     monkeypatch.setenv("COLUMNS", "200")
 
-    def call(answer: Answer, *arguments: str) -> tuple[int, str, str, Client]:
+    def call(answer: Answer, *arguments: str, nodes: Any = None) -> tuple[int, str, str, Client]:
         client = Client(answer)
+        client.nodes = nodes or client.nodes
         for module in (upkeep, top):
             monkeypatch.setattr(module, "connect", lambda control: client)
         with pytest.raises(SystemExit) as ended:
@@ -128,6 +130,73 @@ def test_fsck_begins_again_when_a_node_restarts_but_not_for_ever(run: Any) -> No
     assert (code, len(tries)) == (1, upkeep.TRIES_MAX) and "anew" in err
 
 
+KILLED = [_node("n1"), _node("n2")]
+"""n2 was killed a moment ago: its lease is not over."""
+
+
+def _without_n2(answer: dict[str, Any], works: int = 0) -> Answer:
+    """n2 answers `works` times, then not any more."""
+    times = iter(range(works))
+
+    def ask(method: str, path: str, body: Any) -> dict[str, Any]:
+        name = body["node"] if body else path.split("/")[3]
+        if name == "n2" and next(times, None) is None:
+            raise errors.Disconnected("tcp://n2: connection refused")
+        return {"node": name, **answer}
+
+    return ask
+
+
+def test_fsck_of_a_killed_node_does_not_keep_it_from_the_others(run: Any) -> None:
+    page = {"columns": 5, "findings": [], "reclaims": 0, "next": None}
+    code, out, err, _ = run(_without_n2(page), "fsck", "--json", nodes=KILLED[::-1])
+    facts = json.loads(out)
+    assert code == 1 and facts["not_asked"] == ["n2"] and facts["ok"] is False
+    assert facts["nodes"] == [{"node": "n1", "columns": 5, "reclaims": 0}]
+    assert "connection refused" in err and "not asked, since they are not alive: n2" in err
+
+
+def test_fsck_without_control_blames_no_node(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(method: str, path: str, body: Any) -> dict[str, Any]:
+        monkeypatch.setattr(Client, "control", refused)
+        raise errors.Disconnected("node or control?")
+
+    def refused(*_: Any) -> Any:
+        raise errors.Unavailable("control can't be reached")
+
+    code, _, err, _ = run(away, "fsck")
+    assert code == 1 and "control can't be reached" in err and "n1" not in err
+
+
+@pytest.mark.parametrize("command", ["fsck", "scrub"])
+def test_a_node_that_left_in_order_is_named_and_no_fault(run: Any, command: str) -> None:
+    answers = {"fsck": {"columns": 5, "findings": [], "reclaims": 0, "next": None}}
+    answer = _without_n2(answers.get(command, {**RAN, "running": False, "corrupt_chunks": 0}))
+    nodes = [_node("n1"), _node("n2", state="left")]
+    code, out, _, _ = run(answer, command, "--json", nodes=nodes)
+    facts = json.loads(out)
+    assert (code, facts["left"], facts["not_asked"]) == (0, ["n2"], [])
+    code, _, err, _ = run(answer, command, nodes=nodes)
+    assert code == 0 and "they have left: n2" in err
+    assert run(answer, command, "--node", "n2", nodes=nodes)[0] == 1, "whoever names it wants it asked"
+
+
+@pytest.mark.parametrize("works", [0, 1])
+def test_scrub_goes_on_without_a_node_that_is_killed(run: Any, works: int) -> None:
+    states = iter([True, False])
+
+    def answer(method: str, path: str, body: Any) -> dict[str, Any]:
+        if "n2" in path:
+            return n2(method, path, body)
+        return {**RAN, "node": "n1", "running": next(states, False), "corrupt_chunks": 0}
+
+    n2 = _without_n2({**RAN, "running": True, "corrupt_chunks": 0}, works)
+    code, out, err, _ = run(answer, "scrub", "--wait", "--json", nodes=KILLED)
+    facts = json.loads(out)
+    assert code == 1 and facts["not_asked"] == ["n2"] and [one["node"] for one in facts["nodes"]] == ["n1"]
+    assert "n2" in err
+
+
 def test_scrub_starts_and_waits(run: Any) -> None:
     states = [{"running": True, "corrupt_chunks": 0}] * 2 + [{"running": False, "corrupt_chunks": 2}]
 
@@ -135,7 +204,7 @@ def test_scrub_starts_and_waits(run: Any) -> None:
         assert path == "/v1/nodes/n1/scrub"
         return {**RAN, "bytes": 10 - len(states), **states.pop(0)}
 
-    code, out, err, client = run(answer, "scrub", "--wait", "--json")
+    code, out, err, client = run(answer, "scrub", "--wait", "--json", "--node", "n1")
     assert code == 1 and json.loads(out)["corrupt_chunks"] == 2 and "2 chunk(s) were corrupt" in err
     assert [method for method, _, _ in client.asked] == ["POST", "GET", "GET"]
 

@@ -137,6 +137,55 @@ def test_what_the_node_does_not_know_is_no_longer_planned_on(api: ControlApi) ->
     assert api.get(session)["valid_tokens"] == 0
 
 
+def _plain(api: ControlApi, path: str) -> tuple[str, int]:
+    """A file that somebody has written."""
+    layout = api.call("POST", "/v1/fs/create", {"path": path})["layout"]
+    api.nodes.write(layout, 0, 100)
+    return layout["file"], 0
+
+
+def test_a_plain_file_that_a_later_database_had_deleted_goes(api: ControlApi) -> None:
+    key, other = _plain(api, "/restored"), _plain(api, "/kept")
+    api.nodes.delete([_node(api).address], [{"file": key[0], "column": key[1]}])
+    _repaired(api, "deleted")
+    with pytest.raises(errors.NotFound):
+        api.call("GET", "/v1/fs/stat", path="/restored")
+    assert other in _node(api).columns and api.call("GET", "/v1/fs/stat", path="/kept")
+
+
+def test_a_delete_while_fsck_looks_is_no_finding(api: ControlApi) -> None:
+    key = _plain(api, "/goes")
+
+    def meanwhile() -> None:
+        api.nodes.after_list = None
+        # The node lists nothing of it by now, and its rows go while it is asked.
+        api.nodes.delete([_node(api).address], [{"file": key[0], "column": key[1]}])
+        api.nodes.after_stat = lambda: api.call("DELETE", "/v1/fs/file", path="/goes")
+
+    _node(api).columns.pop(key)
+    api.nodes.after_list = meanwhile
+    assert _fsck(api, repair=True) == []
+
+
+def test_a_session_that_a_later_database_had_deleted_is_missing(api: ControlApi) -> None:
+    session = _stored(api)
+    file, column = _key(api, "1.kv")
+    api.nodes.delete([_node(api).address], [{"file": file, "column": column}])
+    _repaired(api, "missing")
+    assert api.get(session)["valid_tokens"] == 0
+
+
+def test_a_lost_file_that_somebody_opens_is_still_lost(api: ControlApi) -> None:
+    """An OPEN makes an empty column, which is nothing that came back."""
+    key = _plain(api, "/lost")
+    _node(api).restart(api.register("n1", has_log=True))
+    api.heartbeat("n1")
+    assert _fsck(api) == []
+    _node(api).columns[key] = FakeColumn(1, 1)
+    assert _fsck(api) == []
+    assert api.call("GET", "/v1/fs/stat", path="/lost")["lost"] is True
+
+
 def test_what_shrank_without_a_report_is_noted(api: ControlApi) -> None:
     session = _stored(api)
     _node(api).columns[_key(api, "1.kv")].lose(5 * BYTES_PER_TOKEN, 6 * BYTES_PER_TOKEN)

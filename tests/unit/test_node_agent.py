@@ -235,6 +235,15 @@ def test_a_log_file_without_a_size_is_refused_before_it_registers(tmp_path: Path
     assert world.requests == []
 
 
+def test_more_memory_than_there_is_is_refused_before_it_registers(tmp_path: Path) -> None:
+    world = World(tmp_path, well, **{"node.memory_bytes": "100TiB"})
+    with pytest.raises(
+        ValueError, match=r"node\.memory_bytes: 100\.0 TiB is more than the .* of this machine"
+    ):
+        world.run()
+    assert world.requests == []
+
+
 def test_with_a_log_the_node_is_as_large_as_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiers = {"log_total": 100, "log_live": 60, "dirty_bytes": 7, "evictable_bytes": 90, "arena_used": 5}
     monkeypatch.setattr(FakeNative, "stats", lambda self: json.dumps(tiers))

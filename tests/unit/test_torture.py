@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gd2fs import errors
+from gd2fs.bench.torture import Settings, mutants
 from gd2fs.bench.torture.check import Allowance, Reader, Violation
 from gd2fs.bench.torture.journal import Journal, Operation, read
 from gd2fs.bench.torture.model import INFINITE, FileModel, Timeline, models
@@ -279,3 +280,20 @@ def test_random_histories_leave_exactly_one_version_of_every_byte() -> None:
             for piece in pieces:
                 assert (bytes_of[piece.start : piece.end] == piece.versions[0]).all()
                 assert piece.acknowledged == (INFINITE if piece.versions == (0,) else piece.versions[0])
+
+
+@pytest.mark.parametrize(("arguments", "logs"), [([], 1), (["--logs", "0"], 0)])
+def test_the_mutants_have_a_log_unless_somebody_wants_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], logs: int
+) -> None:
+    asked: list[Settings] = []
+
+    def run(settings: Settings, module: Path) -> dict[str, dict[str, object]]:
+        asked.append(settings)
+        return {"": {"caught": False}}
+
+    monkeypatch.setattr(mutants, "build", Path)
+    monkeypatch.setattr(mutants, "run_mutants", run)
+    monkeypatch.setattr("sys.argv", ["mutants", *arguments])
+    assert mutants.main() == 0 and [one.logs for one in asked] == [logs]
+    assert ("NOT TESTED without logs: checksum, sync" in capsys.readouterr().err) == (logs == 0)

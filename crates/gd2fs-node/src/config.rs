@@ -97,18 +97,18 @@ const LOGS_MAX: usize = 64;
 const LOG_UNIT: u64 = 1 << 20;
 const IO_THREADS_MAX: usize = 256;
 
-/// Why a node does not start.
+/// Why a node does not start. A field that is a setting has its name there.
 #[derive(Debug, Error)]
 pub enum StartError {
     #[error("{field}: {reason}")]
     Config { field: &'static str, reason: String },
     #[error(transparent)]
     Keys(#[from] SigningError),
-    #[error("data_dir: {0}")]
+    #[error("node.data_dir: {0}")]
     DataDir(#[from] DataDirError),
-    #[error("logs: {0}")]
+    #[error("node.logs: {0}")]
     Logs(#[from] TierError),
-    #[error("listen: {address} cannot be listened on: {error}")]
+    #[error("node.listen: {address} cannot be listened on: {error}")]
     Listen { address: String, error: std::io::Error },
     #[error("the runtime does not start: {0}")]
     Runtime(std::io::Error),
@@ -143,30 +143,39 @@ impl Config {
             return Err(wrong("incarnation", "0 means none; register with control first"));
         }
         if self.memory_bytes < MEMORY_BYTES_MIN {
-            return Err(wrong("memory_bytes", format!("{} is below 1 MiB", self.memory_bytes)));
+            return Err(wrong(
+                "node.memory_bytes",
+                format!("{} is below 1 MiB; write for example 4GiB", self.memory_bytes),
+            ));
         }
         if self.io_threads > IO_THREADS_MAX {
-            return Err(wrong("io_threads", format!("{} is over {IO_THREADS_MAX}", self.io_threads)));
+            return Err(wrong(
+                "node.io_threads",
+                format!("{} is over {IO_THREADS_MAX}; 0 chooses by itself", self.io_threads),
+            ));
         }
         if self.memory_threads > IO_THREADS_MAX {
-            return Err(wrong("memory_threads", format!("{} is over {IO_THREADS_MAX}", self.memory_threads)));
+            return Err(wrong(
+                "node.memory_threads",
+                format!("{} is over {IO_THREADS_MAX}; 0 needs none", self.memory_threads),
+            ));
         }
         if self.connections_max == 0 || self.connections_max > CONNECTIONS_MAX {
             let reason = format!("{} is not in 1..{CONNECTIONS_MAX}", self.connections_max);
-            return Err(wrong("connections_max", reason));
+            return Err(wrong("node.connections_max", reason));
         }
         self.tiers()?;
         let keys = Keys::parse(&self.keys)?;
         let addresses: Vec<SocketAddr> =
             self.listen.iter().map(|text| parse_address(text)).collect::<Result<_, _>>()?;
         if addresses.is_empty() {
-            return Err(wrong("listen", "no address; give one such as tcp://127.0.0.1:7528"));
+            return Err(wrong("node.listen", "no address; give one such as tcp://127.0.0.1:7528"));
         }
         if let Some(open) = addresses.iter().find(|a| keys.is_development() && !a.ip().is_loopback()) {
             let reason = format!(
                 "{open} is reachable from elsewhere, and the built-in development key protects nothing; set GD2FS_CLUSTER_KEYS"
             );
-            return Err(wrong("listen", reason));
+            return Err(wrong("node.listen", reason));
         }
         Ok((keys, addresses))
     }
@@ -174,21 +183,27 @@ impl Config {
     /// The logs and how they are written.
     pub(crate) fn tiers(&self) -> Result<Tiers, StartError> {
         let engine: EngineKind =
-            self.log_engine.parse().map_err(|reason: String| wrong("log_engine", reason))?;
+            self.log_engine.parse().map_err(|reason: String| wrong("node.log_engine", reason))?;
         if !self.log_bytes.is_multiple_of(LOG_UNIT) {
-            return Err(wrong("log_bytes", format!("{} is not a multiple of 1 MiB", self.log_bytes)));
+            return Err(wrong(
+                "node.log_bytes",
+                format!("{} is not a multiple of 1 MiB; write for example 100GiB", self.log_bytes),
+            ));
         }
         if self.logs.len() > LOGS_MAX {
-            return Err(wrong("logs", format!("{} are given, at most {LOGS_MAX} are used", self.logs.len())));
+            return Err(wrong(
+                "node.logs",
+                format!("{} are given, at most {LOGS_MAX} are used", self.logs.len()),
+            ));
         }
         if let Some(twice) =
             (1..self.logs.len()).find(|index| self.logs[..*index].contains(&self.logs[*index]))
         {
-            return Err(wrong("logs", format!("{} is given twice", self.logs[twice].display())));
+            return Err(wrong("node.logs", format!("{} is given twice", self.logs[twice].display())));
         }
         if !(self.tenant_share > 0.0 && self.tenant_share <= 1.0) {
             let reason = format!("{} is not a share above 0 and up to 1", self.tenant_share);
-            return Err(wrong("tenant_share", reason));
+            return Err(wrong("node.tenant_share", reason));
         }
         let options = gd2fs_device::Options { engine, ..gd2fs_device::Options::default() };
         let device = |path: &PathBuf| LogDevice {
@@ -210,7 +225,7 @@ impl Config {
 fn parse_address(text: &str) -> Result<SocketAddr, StartError> {
     match text.strip_prefix("tcp://").map(|_| Address::parse(text)) {
         Some(Ok(Address::Tcp(address))) => Ok(address),
-        _ => Err(wrong("listen", format!("{text:?} is not tcp://IP[:PORT]"))),
+        _ => Err(wrong("node.listen", format!("{text:?} is not tcp://IP[:PORT]"))),
     }
 }
 
@@ -247,17 +262,17 @@ mod tests {
     #[test]
     fn refusals_name_the_field() {
         let refused = |change: &dyn Fn(&mut Config)| check(change).unwrap_err();
-        assert!(refused(&|c| c.listen = vec!["127.0.0.1:1".into()]).starts_with("listen: "));
-        assert!(refused(&|c| c.listen = vec!["shm://h/@x".into()]).starts_with("listen: "));
-        assert!(refused(&|c| c.listen = vec![]).starts_with("listen: "));
-        assert!(refused(&|c| c.io_threads = 1000).starts_with("io_threads: "));
-        assert!(refused(&|c| c.memory_threads = 1000).starts_with("memory_threads: "));
-        assert!(refused(&|c| c.memory_bytes = 5).starts_with("memory_bytes: "));
+        assert!(refused(&|c| c.listen = vec!["127.0.0.1:1".into()]).starts_with("node.listen: "));
+        assert!(refused(&|c| c.listen = vec!["shm://h/@x".into()]).starts_with("node.listen: "));
+        assert!(refused(&|c| c.listen = vec![]).starts_with("node.listen: "));
+        assert!(refused(&|c| c.io_threads = 1000).starts_with("node.io_threads: "));
+        assert!(refused(&|c| c.memory_threads = 1000).starts_with("node.memory_threads: "));
+        assert!(refused(&|c| c.memory_bytes = 5).starts_with("node.memory_bytes: "));
         for share in [0.0, 1.5, -0.5, f64::NAN] {
-            assert!(refused(&|c| c.tenant_share = share).starts_with("tenant_share: "));
+            assert!(refused(&|c| c.tenant_share = share).starts_with("node.tenant_share: "));
         }
         assert!(refused(&|c| c.incarnation = 0).starts_with("incarnation: "));
-        assert!(refused(&|c| c.connections_max = 0).starts_with("connections_max: "));
+        assert!(refused(&|c| c.connections_max = 0).starts_with("node.connections_max: "));
         assert!(refused(&|c| c.keys = "1:00".into()).contains("GD2FS_CLUSTER_KEYS"));
         assert!(Config::from_json(r#"{"listne": []}"#).err().unwrap().to_string().contains("listne"));
     }

@@ -32,7 +32,10 @@ impl LocalListener {
             "auto" => format!("@gd2fs-{}", random_name().map_err(StartError::Runtime)?),
             path if path.starts_with('/') => path.to_owned(),
             other => {
-                return Err(wrong("shm", format!("{other:?} is none of auto, off and the path of a socket")));
+                return Err(wrong(
+                    "node.shm",
+                    format!("{other:?} is none of auto, off and the path of a socket"),
+                ));
             }
         };
         let listening = listen(&name).map_err(|error| StartError::Listen { address: name.clone(), error })?;

@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gd2fs_store::{Histogram, LATENCY_BOUNDS_US, Store};
-use gd2fs_wire::messages::Scrub;
 use gd2fs_wire::{Code, Failure};
 use serde_json::{Map, Value, json};
 
@@ -60,7 +59,6 @@ impl Stats {
             .filter(|(_, count)| count != &Value::from(0))
             .collect();
         let tiers = store.tier_stats();
-        let scrub = store.scrub(&Scrub { start: false });
         json!({
             "incarnation": store.incarnation(),
             "bytes_read": self.bytes_read.load(Relaxed),
@@ -90,8 +88,11 @@ impl Stats {
             "misses_lost": tiers.misses_lost,
             "corrupt": tiers.corrupt,
             "pins": tiers.pins,
-            "scrub_bytes": scrub.bytes,
-            "scrub_corrupt": scrub.corrupt_chunks,
+            "scrub_bytes": tiers.scrub_bytes,
+            "scrub_corrupt": tiers.scrub_corrupt,
+            "log_records_damaged": tiers.log_records_damaged,
+            "log_records_dropped": tiers.log_records_dropped,
+            "logs_given_up": tiers.logs_given_up,
             "errors": errors,
             "checksum_failures": self.errors(&[Code::Checksum, Code::Corrupt]),
             "stale_refused": self.errors(&[Code::StaleLayout, Code::StaleWriter, Code::StaleIncarnation]),

@@ -5,6 +5,7 @@ mod buffers;
 mod client;
 mod exit;
 mod iomem;
+mod messages;
 mod node;
 mod node_link;
 mod raise;
@@ -29,6 +30,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(bench::bench_copy, module)?)?;
     module.add_function(wrap_pyfunction!(bench::bench_requests, module)?)?;
     module.add_function(wrap_pyfunction!(bench::raw_tcp_serve, module)?)?;
+    module.add_function(wrap_pyfunction!(messages::show_messages, module)?)?;
     module.add_function(wrap_pyfunction!(wire::error_table, module)?)?;
     module.add_function(wrap_pyfunction!(wire::crc32c, module)?)?;
     module.add_function(wrap_pyfunction!(wire::crc32c_combine, module)?)?;

@@ -194,6 +194,7 @@ impl Column {
             grant: state.grant,
             epoch: state.epoch,
             bytes: bytes_of(&state.chunks),
+            deleted: state.deleted,
         }
     }
 

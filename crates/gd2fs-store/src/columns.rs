@@ -40,6 +40,11 @@ impl Columns {
         }
     }
 
+    /// Whether there is a tombstone of it.
+    pub fn is_deleted(&self, name: Name) -> bool {
+        matches!(self.shard(name).read().get(&name), Some(Slot::Deleted))
+    }
+
     /// The part of the table that has or would have this column.
     pub fn lock(&self, name: Name) -> RwLockWriteGuard<'_, HashMap<Name, Slot>> {
         self.shard(name).write()

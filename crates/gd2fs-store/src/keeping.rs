@@ -282,6 +282,7 @@ impl Column {
         if chunk.record.take_if(|record| record.version == version).is_none() {
             return;
         }
+        self.shared.counters.corrupt.fetch_add(1, Relaxed);
         if chunk.frame().is_some() {
             self.changed(&mut state, index, false);
         } else {

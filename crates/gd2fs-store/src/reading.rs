@@ -221,7 +221,6 @@ impl Column {
         let damage = found.runs.iter().find_map(|run| verify(run, sum(run)).err());
         let Some(failure) = damage else { return Ok(()) };
         tracing::error!("{}: {:?}: {}", self.title(), found.place, failure.message);
-        self.shared.counters.corrupt.fetch_add(1, Relaxed);
         self.damaged(index, found.version);
         Err(self.explain(failure))
     }

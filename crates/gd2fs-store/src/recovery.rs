@@ -19,6 +19,12 @@ pub(crate) fn recover(store: &Store, found: Vec<Recovered>) {
     let shared = &store.shared;
     let newest = found.iter().map(|recovered| recovered.version_max).max().unwrap_or(0);
     shared.version.store(newest, Relaxed);
+    let counters = &shared.counters;
+    for log in &found {
+        counters.log_records_damaged.fetch_add(log.damaged_records, Relaxed);
+        counters.log_records_dropped.fetch_add(log.dropped_records, Relaxed);
+        counters.logs_given_up.fetch_add(u64::from(log.given_up), Relaxed);
+    }
     let mut states: HashMap<Name, State> = HashMap::new();
     let mut shapes: HashMap<Name, Geometry> = HashMap::new();
     for entry in found.iter().flat_map(|recovered| &recovered.columns) {

@@ -1,7 +1,7 @@
 //! Reads everything that is kept again, on a thread of its own, and drops what does not match its sums.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,9 @@ pub(crate) struct Scrubber {
 #[derive(Default)]
 struct Progress {
     state: Mutex<ScrubState>,
+    /// Of all rounds, for those who compute rates.
+    bytes: AtomicU64,
+    corrupt_chunks: AtomicU64,
     begun: Mutex<Option<Instant>>,
     stop: AtomicBool,
 }
@@ -56,6 +59,11 @@ impl Scrubber {
             state.seconds = begun.elapsed().as_secs_f64();
         }
         state
+    }
+
+    /// Bytes gone through and chunks dropped by all rounds since the store was opened.
+    pub fn sums(&self) -> (u64, u64) {
+        (self.progress.bytes.load(Relaxed), self.progress.corrupt_chunks.load(Relaxed))
     }
 
     /// Begins a round over these columns, unless one runs.
@@ -107,6 +115,8 @@ fn scrub(columns: &[Arc<Column>], round: &Round, runtime: Option<&Handle>) {
             state.bytes += looked.bytes;
             state.corrupt_chunks += u64::from(looked.corrupt);
             drop(state);
+            round.0.bytes.fetch_add(looked.bytes, Relaxed);
+            round.0.corrupt_chunks.fetch_add(u64::from(looked.corrupt), Relaxed);
             if round.0.stop.load(Relaxed) {
                 return;
             }

@@ -62,6 +62,9 @@ pub(crate) struct Counters {
     pub misses_lost: AtomicU64,
     pub lifted_bytes: AtomicU64,
     pub corrupt: AtomicU64,
+    pub log_records_damaged: AtomicU64,
+    pub log_records_dropped: AtomicU64,
+    pub logs_given_up: AtomicU64,
     pub cold_read_latency: Histogram,
     pub flush_latency: Histogram,
 }

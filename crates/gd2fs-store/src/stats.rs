@@ -41,12 +41,23 @@ pub struct TierStats {
     pub corrupt: u64,
     /// Ranges that are pinned.
     pub pins: u64,
+    /// Bytes that scrubs have gone through.
+    pub scrub_bytes: u64,
+    /// Chunks that scrubs have dropped.
+    pub scrub_corrupt: u64,
+    /// Records that were durable, and did not hold any more what was written when the logs were opened.
+    pub log_records_damaged: u64,
+    /// Records at the logs' ends that were not durable when the logs were opened, and are gone.
+    pub log_records_dropped: u64,
+    /// Logs of which nothing was kept when they were opened.
+    pub logs_given_up: u64,
 }
 
 impl Store {
     pub fn tier_stats(&self) -> TierStats {
         let shared = &self.shared;
         let counters = &shared.counters;
+        let (scrub_bytes, scrub_corrupt) = self.scrubber.sums();
         let mut stats = TierStats {
             dirty_bytes: shared.dirty_bytes() as u64,
             evictable_bytes: if shared.tiers.is_empty() { shared.arena.used() as u64 } else { 0 },
@@ -59,6 +70,11 @@ impl Store {
             misses_lost: counters.misses_lost.load(Relaxed),
             corrupt: counters.corrupt.load(Relaxed),
             pins: shared.pins.expire(Instant::now()) as u64,
+            scrub_bytes,
+            scrub_corrupt,
+            log_records_damaged: counters.log_records_damaged.load(Relaxed),
+            log_records_dropped: counters.log_records_dropped.load(Relaxed),
+            logs_given_up: counters.logs_given_up.load(Relaxed),
             ..TierStats::default()
         };
         for tier in &shared.tiers {

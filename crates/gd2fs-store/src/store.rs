@@ -67,6 +67,7 @@ impl Store {
             Store::over(memory_bytes, data, tiers.flush_delay, dirty_bytes_max, logs, tiers.tenant_share);
         recover(&store, found);
         for tier in &store.shared.tiers {
+            tier.warn_if_small();
             let owner = Arc::new(TierOwner { tier: Arc::clone(tier), columns: Arc::clone(&store.columns) });
             tier.log.start(Arc::downgrade(&owner) as std::sync::Weak<dyn Owner>);
             store.owners.push(owner);
@@ -177,8 +178,11 @@ impl Store {
         Ok(freed.collect())
     }
 
-    /// None if the node knows nothing of the column.
+    /// None if the node knows nothing of the column, not even that it was deleted.
     pub fn stat(&self, file: u128, column: u32) -> Option<ColumnStat> {
+        if self.columns.is_deleted((file, column)) {
+            return Some(ColumnStat { deleted: true, ..ColumnStat::default() });
+        }
         self.get(file, column).map(|column| column.stat())
     }
 
@@ -236,7 +240,8 @@ impl Store {
         {
             let (unit, most) = (geometry.stripe_unit, tier.log.payload_bytes_max());
             let message = format!(
-                "stripe_unit {unit} is over the {most} bytes that {} takes at once; use smaller units or larger logs",
+                "stripe_unit {unit} is over the {most} bytes that {} takes at once; create the file with a smaller \
+                 stripe_unit, or give the node a larger log (node.log_bytes)",
                 tier.path.display()
             );
             return Err(Failure::new(Code::BadRequest, message));

@@ -15,7 +15,7 @@ const NAME_BYTES_MAX: usize = 255;
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SuperblockError {
-    #[error("it is not a GD2FS superblock (magic {0:02x?}); give an empty directory")]
+    #[error("it begins with \"{}\", so it is no superblock of GD2FS; give an empty directory", .0.escape_ascii())]
     Magic([u8; 8]),
     #[error("it has {0} bytes, not {SUPERBLOCK_BYTES}; restore it or give an empty directory")]
     Size(usize),

@@ -1,6 +1,6 @@
 //! A log of this node with what waits for it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -20,6 +20,8 @@ use crate::ledger::Held;
 /// A log has room for so many of its largest records, so that reclaim has something to choose from.
 const RECORDS_MIN: u64 = 32;
 const RECORD_BYTES_MIN: u64 = 64 << 10;
+/// Of files for which nobody asks for another one (control's default).
+const STRIPE_UNIT_DEFAULT: u32 = 4 << 20;
 /// Of what can live in a log at all. With more than this alive reclaim copies several bytes for each that it frees.
 const LIVE_PERCENT_MAX: u64 = 80;
 
@@ -56,7 +58,7 @@ pub struct Tiers {
 pub enum TierError {
     #[error("{0}")]
     Device(#[from] gd2fs_device::Error),
-    #[error("{}: {error}", path.display())]
+    #[error("{}", named(path, error))]
     Log { path: PathBuf, error: LogError },
 }
 
@@ -98,6 +100,18 @@ impl Tier {
             closed: AtomicBool::default(),
         };
         Ok((Arc::new(tier), recovered))
+    }
+
+    /// Says which files it refuses, if those of the default shape are among them: none of them says so before it is opened.
+    pub fn warn_if_small(&self) {
+        let most = self.log.payload_bytes_max();
+        if most < STRIPE_UNIT_DEFAULT {
+            tracing::warn!(
+                "{}: the log is so small that files with stripe units above {most} bytes are refused, and the default is \
+                 {STRIPE_UNIT_DEFAULT}; make it larger (node.log_bytes), or create files with smaller units",
+                self.path.display()
+            );
+        }
     }
 
     /// Bytes that may live in it.
@@ -146,6 +160,14 @@ pub(crate) struct Record {
 impl Drop for Record {
     fn drop(&mut self) {
         self.tier.log.release(self.place);
+    }
+}
+
+/// The error with its log's path; those of the device begin with it.
+fn named(path: &Path, error: &LogError) -> String {
+    match error {
+        LogError::Superblock { .. } | LogError::Device(_) => error.to_string(),
+        _ => format!("{}: {error}", path.display()),
     }
 }
 

@@ -127,7 +127,7 @@ pub struct ColumnName {
     pub column: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ColumnStat {
     pub length: u64,
     pub sealed: u64,
@@ -135,6 +135,9 @@ pub struct ColumnStat {
     pub epoch: u32,
     /// Bytes of memory that the column holds.
     pub bytes: u64,
+    /// Control has had it deleted, and the node still remembers that; then all else is 0.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deleted: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,22 @@ def run_cluster(nodes: int, memory: str, log: str | None, port: int, directory: 
             if not as_json:
                 typer.echo("\nstopping", err=True)
             return
-        raise ProcessFailed(
-            f"{ended.name} ended with exit code {ended.popen.returncode}; end of its log:\n{ended.tail()}"
-        )
+        raise ProcessFailed(_ended(ended, log))
+
+
+def _ended(child: Child, log: str | None) -> str:
+    """Why everything ends, and what to do about it."""
+    code = child.popen.returncode
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    kept = (
+        "what was written is gone with it, since there is no --log"
+        if log is None
+        else "what was flushed is there again then"
+    )
+    return (
+        f"{child.name} {how}, and all of `gd2fs up` with it; start it again over the same --data-dir: {kept}"
+        f" (end of {child.log} above)\n{child.tail()}"
+    )
 
 
 def _welcome(facts: dict[str, Any], memory: str, log: str | None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
@@ -36,37 +38,79 @@ def fsck(
 ) -> None:
     """Compare control with what nodes keep, while the cluster works. Needs a token of role admin.
 
-    Exit code 1 if something is wrong that was not repaired, or a node could not be asked.
+    Exit code 1 if something is wrong that was not repaired, or a node could not be asked. A node that left in
+    order is only named.
     """
     with connect(control) as client:
-        living, silent = _nodes(client, node)
-        checked = [_check(client, name, repair) for name in living]
+        asked = _nodes(client, node)
+        checked = [
+            found
+            for name in list(asked.living)
+            if (found := asked.try_on(client, name, lambda n: _check(client, n, repair)))
+        ]
+    silent = asked.silent
     findings = [finding for one in checked for finding in one["findings"]]
     open_findings = [finding for finding in findings if not finding["repaired"]]
     facts = {
         "nodes": [{key: one[key] for key in ("node", "columns", "reclaims")} for one in checked],
         "not_asked": silent,
+        "left": asked.left,
         "findings": findings,
         "ok": not open_findings and not silent,
     }
     if not as_json:
         _show(facts)
+        _say_left(asked.left)
     if not facts["ok"]:
         raise CommandFailed(_verdict(len(open_findings), silent, repair), data=facts)
     if as_json:
         print_json(facts)
 
 
-def _nodes(client: Client, wanted: str | None) -> tuple[list[str], list[str]]:
-    """The nodes to ask, and those that can't be asked now."""
+@dataclass(slots=True)
+class _Asked:
+    """Nodes by whether they can be asked. `silent` should be there and are not; `left` ended in order, and
+    what they keep waits for them."""
+
+    living: list[str]
+    silent: list[str]
+    left: list[str]
+
+    def try_on(
+        self, client: Client, name: str, call: Callable[[str], dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """What `call` answers of a living node; None if it turns out to be silent. Until a lease is over a
+        node that was killed counts as alive, and one that hangs does so for ever: the others are asked all
+        the same."""
+        from gd2fs import errors
+
+        try:
+            return call(name)
+        except (errors.Disconnected, errors.Timeout, errors.Unavailable, errors.ShuttingDown) as error:
+            # Raises if it is control that can't be asked.
+            client.control("GET", "/v1/nodes")
+            typer.echo(f"{name} can't be asked: {error}", err=True)
+            self.living.remove(name)
+            self.silent.append(name)
+            return None
+
+
+def _nodes(client: Client, wanted: str | None) -> _Asked:
     states = {one["node"]: one["state"] for one in client.control("GET", "/v1/nodes")["nodes"]}
     if wanted is not None:
         if wanted not in states:
             known = ", ".join(sorted(states)) or "none"
             raise ValueError(f"--node: there is no node {wanted!r}; known are: {known}")
         states = {wanted: states[wanted]}
+    # Whoever names a node wants it asked, whatever the reason why it can't be.
+    left = [name for name, state in states.items() if state == "left" and wanted is None]
     living = [name for name, state in states.items() if state == "alive"]
-    return living, [name for name in states if name not in living]
+    return _Asked(living, [name for name in states if name not in living and name not in left], left)
+
+
+def _say_left(left: list[str]) -> None:
+    if left:
+        typer.echo(f"not asked, since they have left: {', '.join(left)}", err=True)
 
 
 def _check(client: Client, node: str, repair: bool) -> dict[str, Any]:
@@ -116,8 +160,12 @@ def _verdict(findings: int, silent: list[str], repair: bool) -> str:
         remedy = "" if repair else "; `gd2fs fsck --repair` repairs what can be"
         parts.append(f"{findings} finding(s) stand{remedy}")
     if silent:
-        parts.append(f"not asked, since they are not alive: {', '.join(silent)}")
+        parts.append(_not_asked(silent))
     return "; ".join(parts)
+
+
+def _not_asked(silent: list[str]) -> str:
+    return f"not asked, since they are not alive: {', '.join(silent)}"
 
 
 def scrub(
@@ -128,39 +176,59 @@ def scrub(
 ) -> None:
     """Have nodes read again and verify everything they keep, in the background. Needs a token of role admin.
 
-    What is corrupt is dropped and reported as lost. With --wait, exit code 1 if something was.
+    What is corrupt is dropped and reported as lost. With --wait, exit code 1 if something was, or if a node
+    could not be asked.
     """
     with connect(control) as client:
-        living, silent = _nodes(client, node)
-        if not living:
+        asked = _nodes(client, node)
+        states = {
+            name: state
+            for name in list(asked.living)
+            if (state := asked.try_on(client, name, lambda n: _scrub(client, "POST", n)))
+        }
+        if not states:
             raise CommandFailed("no node is alive that could be scrubbed")
-        states = {name: _scrub(client, "POST", name) for name in living}
         if wait:
-            _wait(client, states)
+            _wait(client, asked, states)
     corrupt = sum(state["corrupt_chunks"] for state in states.values())
-    facts = {"nodes": list(states.values()), "not_asked": silent, "corrupt_chunks": corrupt}
+    facts = {
+        "nodes": list(states.values()),
+        "not_asked": asked.silent,
+        "left": asked.left,
+        "corrupt_chunks": corrupt,
+    }
     if not as_json:
         _show_scrub(facts)
+        _say_left(asked.left)
     if wait and corrupt:
         raise CommandFailed(
             f"{corrupt} chunk(s) were corrupt and are dropped; what they held is lost and will be recomputed",
             data=facts,
         )
+    if wait and asked.silent:
+        raise CommandFailed(_not_asked(asked.silent), data=facts)
     if as_json:
         print_json(facts)
 
 
-def _wait(client: Client, states: dict[str, dict[str, Any]]) -> None:
-    """Brings `states` up to date until none runs. Raises CommandFailed if that can't be waited for."""
+def _wait(client: Client, asked: _Asked, states: dict[str, dict[str, Any]]) -> None:
+    """Brings `states` up to date until none runs; those of nodes that can't be asked any more go.
+
+    Raises CommandFailed if that can't be waited for.
+    """
     moved = time.monotonic()
     while running := [name for name, state in states.items() if state["running"]]:
         time.sleep(WATCH_S)
         for name in running:
-            former, states[name] = states[name], _scrub(client, "GET", name)
-            if states[name]["incarnation"] != former["incarnation"]:
+            former = states.pop(name)
+            state = asked.try_on(client, name, lambda n: _scrub(client, "GET", n))
+            if state is None:
+                continue
+            if state["incarnation"] != former["incarnation"]:
                 raise CommandFailed(f"node {name} was started anew, which ended its scrub; begin again")
-            if states[name] != former:
+            if state != former:
                 moved = time.monotonic()
+            states[name] = state
         if time.monotonic() - moved > STALL_S:
             raise CommandFailed(f"no scrub has gone on for {STALL_S:g} s: {', '.join(running)}")
 
@@ -189,4 +257,4 @@ def _show_scrub(facts: dict[str, Any]) -> None:
         ),
     )
     if facts["not_asked"]:
-        typer.echo(f"not asked, since they are not alive: {', '.join(facts['not_asked'])}", err=True)
+        typer.echo(_not_asked(facts["not_asked"]), err=True)

@@ -188,13 +188,15 @@ class Client:
         A write is atomic per stripe unit, not as a whole.
         """
         return self._on_path(
-            path, "read,write", lambda file: file.write(offset, buffers, timeout_s=timeout_s)
+            path, "read,write", lambda file, left_s: file.write(offset, buffers, timeout_s=left_s), timeout_s
         )
 
     def read_into(self, path: str, offset: int, buffers: Any, *, timeout_s: float | None = None) -> int:
         """Fills ``buffers`` from byte ``offset`` on; returns the bytes read, fewer only at the end of the
         file."""
-        return self._on_path(path, "read", lambda file: file.read_into(offset, buffers, timeout_s=timeout_s))
+        return self._on_path(
+            path, "read", lambda file, left_s: file.read_into(offset, buffers, timeout_s=left_s), timeout_s
+        )
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """At most ``length`` bytes from byte ``offset`` on, or all to the end of the file."""
@@ -209,16 +211,16 @@ class Client:
 
     async def awrite(self, path: str, offset: int, buffers: Any, *, timeout_s: float | None = None) -> int:
         """As `write`, in the running event loop."""
-        file = await self._afile(path, "read,write")
-        return await file.awrite(offset, buffers, timeout_s=timeout_s)
+        file, left_s = await self._afile(path, "read,write", timeout_s)
+        return await file.awrite(offset, buffers, timeout_s=left_s)
 
     async def aread_into(
         self, path: str, offset: int, buffers: Any, *, timeout_s: float | None = None
     ) -> int:
         """As `read_into`, in the running event loop. Cancelling the task returns when the buffers are free
         again."""
-        file = await self._afile(path, "read")
-        return await file.aread_into(offset, buffers, timeout_s=timeout_s)
+        file, left_s = await self._afile(path, "read", timeout_s)
+        return await file.aread_into(offset, buffers, timeout_s=left_s)
 
     def upload(self, local: str | os.PathLike[str], path: str, *, progress: transfer.Progress = None) -> None:
         """Copies a local file to ``path``, replacing what was there once the copy is complete.
@@ -243,7 +245,7 @@ class Client:
         Raises Unsupported where a node keeps nothing beyond its memory; Lost, once, where a node was started
         anew after it had acknowledged writes that no flush covers.
         """
-        self._on_path(path, "read", lambda file: file.flush(timeout_s=timeout_s))
+        self._on_path(path, "read", lambda file, left_s: file.flush(timeout_s=left_s), timeout_s)
 
     def warm(
         self, path: str, ranges: Sequence[Range] | None = None, *, timeout_s: float | None = None
@@ -252,7 +254,9 @@ class Client:
         background. Returns at once how many of their bytes are in memory, on NVMe and nowhere; ask again to
         see the progress."""
         wanted = self._ranges(path, ranges)
-        return self._on_path(path, "read", lambda file: file.warm(wanted, timeout_s=timeout_s))
+        return self._on_path(
+            path, "read", lambda file, left_s: file.warm(wanted, timeout_s=left_s), timeout_s
+        )
 
     def where(
         self, path: str, ranges: Sequence[Range] | None = None, *, timeout_s: float | None = None
@@ -260,7 +264,9 @@ class Client:
         """Where the bytes of ``ranges`` (None: all) are: extents of "dram", "nvme", "lost" or "hole", in the
         order of the ranges."""
         wanted = self._ranges(path, ranges)
-        return self._on_path(path, "read", lambda file: file.where(wanted, timeout_s=timeout_s))
+        return self._on_path(
+            path, "read", lambda file, left_s: file.where(wanted, timeout_s=left_s), timeout_s
+        )
 
     async def aflush(self, path: str, *, timeout_s: float | None = None) -> None:
         """As `flush`, in the running event loop; the waiting is done by a thread."""
@@ -348,22 +354,39 @@ class Client:
     def _ranges(self, path: str, ranges: Sequence[Range] | None) -> Sequence[Range]:
         return [(0, self._length(path))] if ranges is None else ranges
 
-    def _on_path(self, path: str, rights: str, work: Callable[[File], T]) -> T:
+    def _on_path(
+        self, path: str, rights: str, work: Callable[[File, float], T], timeout_s: float | None
+    ) -> T:
+        """What ``work`` makes of the file and the seconds that it may take: what is left of ``timeout_s``,
+        which finding the file counts towards, too."""
+        left_s = self._countdown(timeout_s)
         known = self._remembered(path, rights)
         if known is not None:
             with suppress(*_OUTDATED):
-                return work(known)
+                return work(known, left_s())
             self._files.pop((path, rights), None)
-        return work(self._look_up(path, rights))
+        file = self._look_up(path, rights, left_s())
+        return work(file, left_s())
 
-    async def _afile(self, path: str, rights: str) -> File:
+    async def _afile(self, path: str, rights: str, timeout_s: float | None) -> tuple[File, float]:
+        """The file, and what is left of the time."""
         import asyncio
 
+        left_s = self._countdown(timeout_s)
         known = self._remembered(path, rights)
-        return known if known is not None else await asyncio.to_thread(self._look_up, path, rights)
+        if known is None:
+            known = await asyncio.to_thread(self._look_up, path, rights, left_s())
+        return known, left_s()
 
-    def _look_up(self, path: str, rights: str) -> File:
-        file = self.open_layout(self.namespace.layout(path, rights))
+    def _countdown(self, timeout_s: float | None) -> Callable[[], float]:
+        """The seconds that are left, above 0: what has none left ends at once, with its own message."""
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        milliseconds(limit_s)
+        until = time.monotonic() + limit_s
+        return lambda: max(0.001, until - time.monotonic())
+
+    def _look_up(self, path: str, rights: str, timeout_s: float) -> File:
+        file = self.open_layout(self.namespace.layout(path, rights, timeout_s))
         self._remember(path, rights, file)
         return file
 

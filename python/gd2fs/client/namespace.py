@@ -90,9 +90,9 @@ class Namespace:
     def delete(self, path: str, recursive: bool) -> None:
         self._call("DELETE", _query("/v1/fs/file", path=path, recursive=str(recursive).lower()))
 
-    def layout(self, path: str, rights: str) -> dict[str, Any]:
+    def layout(self, path: str, rights: str, timeout_s: float | None = None) -> dict[str, Any]:
         """The layout of a file with a capability for ``rights``: ``read`` or ``read,write``."""
-        return self._call("GET", _query("/v1/fs/layout", path=path, rights=rights))
+        return self._call("GET", _query("/v1/fs/layout", path=path, rights=rights), None, timeout_s)
 
 
 def _query(route: str, **options: Any) -> str:

@@ -40,7 +40,8 @@ def _listenable(value: str) -> str:
 Address = Annotated[str, AfterValidator(_listenable)]
 Names = Annotated[list[str], BeforeValidator(_split)]
 Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
+# Longer than a day is a mistake in the unit, and nothing here is meant to wait for ever.
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 def knob(
@@ -146,7 +147,7 @@ class NodeConfig(Section):
     )
     log_engine: Literal["auto", "uring", "pool"] = knob(
         "auto",
-        "How logs are read and written: io_uring, a pool of threads, or auto (io_uring where it works).",
+        "How logs are read and written: uring (io_uring), pool (threads), or auto (io_uring where it works).",
     )
     flush_delay_ms: Annotated[int, Field(ge=0, le=60_000)] = knob(
         200, "How long a changed stripe unit waits for more before it is flushed, in milliseconds."
@@ -157,6 +158,9 @@ class NodeConfig(Section):
     tenant_share: Annotated[float, Field(gt=0, le=1)] = knob(
         1.0,
         "Part of memory, and of the logs, that one tenant may hold while others want room. 1: all of it.",
+    )
+    message_level: Literal["error", "warn", "info", "debug", "trace"] = knob(
+        "warn", "Lowest level of what the node says about itself on standard error."
     )
     drain_s: Seconds = knob(5.0, "Time requests under way get to finish when the node stops, in seconds.")
     flush_s: Seconds = knob(

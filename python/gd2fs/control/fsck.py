@@ -3,7 +3,8 @@
 The order of looking makes it sound while the cluster works. A column is unknown to control (an orphan) if
 the database does not have it *after* the node listed it: rows are written before the first layout is signed,
 and ids are never used twice, so it was deleted, not just being made. It is missing on its node if the node
-does not know it when asked *after* the database was read, and the database has it still.
+does not know it when asked *after* the database was read, and the database has it still. It was deleted if
+the node has a tombstone of it: only control orders deletions, and forgets one only with its database.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection, RowMapping, Select, and_, func, or_, select, tuple_, update
 
 from gd2fs import errors
+from gd2fs.control import files as file_rows
 from gd2fs.control import nodes, ranges, requests
 from gd2fs.control.database import Database
 from gd2fs.control.node_link import Item, NodeLink
@@ -24,7 +26,7 @@ from gd2fs.control.ranges import lesser
 from gd2fs.control.schema import file_columns, files, reclaims, segments, sessions
 from gd2fs.kv import ID_BYTES
 
-Kind = Literal["orphan", "missing", "unreported", "shrunken", "seal", "grant", "epoch"]
+Kind = Literal["orphan", "deleted", "missing", "unreported", "shrunken", "seal", "grant", "epoch"]
 Key = tuple[str, int]
 
 _PAGE = (
@@ -69,6 +71,11 @@ class _Page:
     known: dict[Key, RowMapping]
     stored: dict[str, int]
     following: Item | None
+
+    def believed(self, key: Key) -> bool:
+        """Whether control counts on anything of this column."""
+        row = self.known[key]
+        return row["born"] == self.node["incarnation"] and row["valid"] != 0
 
 
 class Fsck:
@@ -123,7 +130,7 @@ class Fsck:
         for key in same:
             findings += self._valid(page, key, repair)
             findings += self._grant(page, key, repair)
-        findings += self._sealed(page, [key for key in page.known if key not in page.listed], same, repair)
+        findings += self._absent(page, [key for key in page.known if key not in page.listed], same, repair)
         return findings
 
     def _orphans(self, page: _Page, keys: Sequence[Key], repair: bool) -> list[Finding]:
@@ -143,6 +150,9 @@ class Fsck:
     def _valid(self, page: _Page, key: Key, repair: bool) -> list[Finding]:
         item, row = page.listed[key], page.known[key]
         reported = row["born"] == page.node["incarnation"]
+        if not reported and not item["length"] and not item["sealed"]:
+            # Somebody has opened a file that is lost: an empty column brings nothing back.
+            return []
         if reported and lesser(row["valid"], item["valid"]) == row["valid"]:
             return []
         believed = _end(row["valid"]) if reported else "that it is lost"
@@ -164,44 +174,69 @@ class Fsck:
             finding.repaired = True
         return [finding]
 
-    def _sealed(
+    def _absent(
         self, page: _Page, unlisted: Sequence[Key], listed: Sequence[Key], repair: bool
     ) -> list[Finding]:
-        """Columns whose node does not have sealed what segments name, or does not know them at all.
+        """Columns that their node was told to delete, that it does not have sealed as segments name them, or
+        that it does not know at all.
 
-        Never written is not missing: only what is stored is, and only what control still believes in.
+        Never written is not missing: only what is stored is, and only what control still believes in. Of a
+        plain file that its node does not list only a tombstone says that there was more to it.
         """
-        suspects = [
+        short = {
             key
             for key in (*unlisted, *listed)
-            for row in [page.known[key]]
             if page.stored.get(key[0], 0) > (page.listed[key]["sealed"] if key in page.listed else 0)
-            and row["born"] == page.node["incarnation"]
-            and row["valid"] != 0
-        ]
-        if not suspects:
+            and page.believed(key)
+        }
+        plain = {key for key in unlisted if page.known[key]["session"] is None}
+        findings = []
+        for key, reply in self._asked(page, sorted(short | plain)):
+            deleted = reply is not None and reply.get("deleted", False)
+            if deleted and key in plain:
+                findings.append(self._deleted(page, key, repair))
+            elif key in short:
+                findings += self._short(page, key, None if deleted else reply, repair)
+        return findings
+
+    def _asked(self, page: _Page, keys: Sequence[Key]) -> list[tuple[Key, Item | None]]:
+        """What the node says of these now, if control still has them.
+
+        They were listed before the database was read: a commit may have come in between. So may a delete,
+        whose rows go before the node is told.
+        """
+        if not keys:
             return []
-        # They were listed before the database was read: a commit may have come in between. So may a delete,
-        # whose rows go before the node is told.
-        asked = [{"file": file, "column": column} for file, column in suspects]
-        incarnation, replies = self._link.stat(page.node["addresses"], asked)
+        items = [{"file": file, "column": column} for file, column in keys]
+        incarnation, replies = self._link.stat(page.node["addresses"], items)
         if incarnation != page.node["incarnation"]:
             raise _started_anew(page.node["node"])
-        placed = self._database.read(partial(_placed, suspects))
-        findings = []
-        for key, reply in zip(suspects, replies, strict=True):
-            stored, path = page.stored[key[0]], page.known[key]["path"]
-            if key not in placed or (reply is not None and reply["sealed"] >= stored):
-                continue
-            if reply is None:
-                finding = Finding("missing", *key, path, f"the node knows nothing of {stored} stored bytes")
-            else:
-                detail = f"sealed up to {reply['sealed']} on the node, {stored} bytes are stored"
-                finding = Finding("seal", *key, path, detail)
-            if repair:
-                finding.repaired = self._settle(page, key, reply, stored)
-            findings.append(finding)
-        return findings
+        placed = self._database.read(partial(_placed, keys))
+        return [(key, reply) for key, reply in zip(keys, replies, strict=True) if key in placed]
+
+    def _short(self, page: _Page, key: Key, reply: Item | None, repair: bool) -> list[Finding]:
+        stored, path = page.stored[key[0]], page.known[key]["path"]
+        if reply is None:
+            finding = Finding("missing", *key, path, f"the node knows nothing of {stored} stored bytes")
+        elif reply["sealed"] < stored:
+            detail = f"sealed up to {reply['sealed']} on the node, {stored} bytes are stored"
+            finding = Finding("seal", *key, path, detail)
+        else:
+            return []
+        if repair:
+            finding.repaired = self._settle(page, key, reply, stored)
+        return [finding]
+
+    def _deleted(self, page: _Page, key: Key, repair: bool) -> Finding:
+        """A plain file that was deleted while control used a later database than this one."""
+        detail = "the node was told to delete it; control's database is older than that"
+        finding = Finding("deleted", *key, page.known[key]["path"], detail)
+        if repair:
+            self._database.write(
+                lambda c: file_rows.release(c, self._database.now(c), files.c.file == key[0])
+            )
+            finding.repaired = True
+        return finding
 
     def _settle(self, page: _Page, key: Key, reply: Item | None, stored: int) -> bool:
         """Seals again what is stored, where all bytes are there; otherwise control believes the node."""

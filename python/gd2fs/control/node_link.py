@@ -55,7 +55,7 @@ class NodeLink(Protocol):
 
     def stat(self, addresses: Sequence[str], items: Items) -> tuple[int, FoundItems]:
         """Returns the incarnation and {"length", "sealed", "grant", "epoch", "bytes"} of each item, None: not
-        known."""
+        known. With {"deleted": true} in it the node remembers that control had it deleted."""
 
     def pin(self, addresses: Sequence[str], items: Items) -> tuple[int, Items]:
         """Keeps ranges {"pin", "file", "column", "epoch", "start", "end", "ttl_ms"} from being evicted.

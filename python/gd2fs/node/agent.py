@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import math
+import os
 import random
 import signal
 import struct
@@ -17,6 +18,7 @@ from gd2fs.config import Listen, Loaded, bind, require_authentication
 from gd2fs.config.listen import bound
 from gd2fs.config.serving import Server, alone_in, announce
 from gd2fs.config.tree import DATA_PORT, NodeConfig
+from gd2fs.config.units import format_bytes
 from gd2fs.node.link import ControlLink, ControlUnreachable, RegistrationLost
 from gd2fs.node.observe import create_app
 
@@ -71,8 +73,8 @@ class Agent:
         (EXIT_REGISTRATION_LOST).
 
         Raises PermissionError if it would listen beyond loopback without keys, ValueError for a log file
-        without a size, OSError if it cannot listen or another node runs over its data directory,
-        RegistrationRefused if control will not have it.
+        without a size and for more memory than the machine has, OSError if it cannot listen or another node
+        runs over its data directory, RegistrationRefused if control will not have it.
         """
         config = self._config
         listens = [
@@ -81,6 +83,7 @@ class Agent:
         ]
         require_authentication("the node", listens, self._cluster.keys, "set GD2FS_CLUSTER_KEYS")
         _require_log_bytes(config)
+        _require_memory(config.memory_bytes)
         with (
             alone_in(Path(config.data_dir), "gd2fs node"),
             bind(Listen.parse(config.http_listen)) as listener,
@@ -295,6 +298,16 @@ def _require_log_bytes(config: NodeConfig) -> None:
         )
 
 
+def _require_memory(memory_bytes: int) -> None:
+    """Before the node registers: it would take files until the system ends it in the middle of one."""
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if memory_bytes > there:
+        raise ValueError(
+            f"node.memory_bytes: {format_bytes(memory_bytes)} is more than the {format_bytes(there)} of this"
+            " machine; give what other processes leave"
+        )
+
+
 def incarnation_floor(data_dir: Path) -> int:
     """The last incarnation that the data directory saw; 0 for a new one.
 
@@ -312,6 +325,8 @@ def incarnation_floor(data_dir: Path) -> int:
 def run(loaded: Loaded, announce_path: str | None = None) -> int:
     """Runs a node in the foreground until SIGTERM or SIGINT; returns the exit code."""
     from gd2fs import _native
+
+    _native.show_messages(loaded.settings.node.message_level)
 
     async def main() -> int:
         link = ControlLink(loaded.settings.cluster.control, loaded.token())

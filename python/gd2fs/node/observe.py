@@ -30,6 +30,8 @@ _RISING = frozenset(
         "hits_dram",
         "hits_nvme",
         "misses_lost",
+        "lifted_bytes",
+        "corrupt",
         "scrub_bytes",
         "scrub_corrupt",
     ]

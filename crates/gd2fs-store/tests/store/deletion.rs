@@ -15,7 +15,8 @@ fn deletion_frees_memory_and_outlives_late_writers() {
     assert_eq!(code(read(&column, 0, 1)), Code::Deleted);
     assert_eq!(code(now(bench.store.open(&capability(0, 1, 1), 0))), Code::Deleted);
     assert_eq!(code(now(bench.store.seal(&seal(0, 0)))), Code::Deleted);
-    assert!(bench.store.stat(column.file(), 0).is_none());
+    assert!(bench.store.stat(column.file(), 0).unwrap().deleted);
+    assert!(bench.store.stat(column.file(), 1).is_none(), "of which it has never heard");
     assert_eq!(bench.store.columns(), 0);
 }
 

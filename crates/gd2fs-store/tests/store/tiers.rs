@@ -309,6 +309,35 @@ fn what_rots_in_the_log_is_never_served() {
         assert_eq!(code(get(&file, 0, UNIT).await), Code::Corrupt);
         assert_eq!(code(get(&file, 0, 10).await), Code::Lost);
         assert!(get(&file, u64::from(UNIT), 5000).await.unwrap() == bytes[..5000]);
+        assert_eq!(store.tier_stats().corrupt, 1, "once, however often it is asked for");
+    });
+}
+
+#[test]
+fn damage_that_is_found_at_the_start_is_counted() {
+    run(async {
+        let mut disk = Disk::new(16 * MIB, 32 << 20);
+        let store = disk.open().await;
+        let file = column(&store, 0).await;
+        let marker = b"no other place has these bytes";
+        put(&file, 0, 0, &marker.repeat(1000)).await.unwrap();
+        file.flush().await.unwrap();
+        // A later record says that the first one was durable.
+        put(&file, 0, u64::from(UNIT), b"more").await.unwrap();
+        file.flush().await.unwrap();
+        let found = store.tier_stats();
+        assert_eq!((found.log_records_damaged, found.logs_given_up), (0, 0));
+        drop((file, store));
+        disk.change_log(|log| {
+            let at = log.windows(marker.len()).position(|window| window == marker).unwrap();
+            log[at] ^= 1;
+        });
+        let store = disk.open().await;
+        let found = store.tier_stats();
+        assert_eq!((found.log_records_damaged, found.logs_given_up), (1, 0));
+        let file = column(&store, 0).await;
+        assert_eq!(code(get(&file, 0, 10).await), Code::Lost);
+        assert!(get(&file, u64::from(UNIT), 4).await.unwrap() == b"more");
     });
 }
 
