@@ -24,6 +24,8 @@ SLOW_MS = (5, 120)
 FLIP_CHANCE = 0.05
 SYNC_MS = (2, 80)
 """A sync takes so long, so that there is something that a cut can take."""
+DATA_SYNC_MS = (1, 20)
+"""One of the data directory: a node starts, and answers a deletion, after a few."""
 BEGIN_S = 15.0
 """A client that has not begun by then never will."""
 
@@ -107,13 +109,15 @@ class Events:
     def calm(self) -> None:
         """No disk does anything wrong any more."""
         for node in self.cluster.nodes.values():
-            for disk in node.disks:
+            for disk in node.powered:
                 disk.clear()
 
     def _drag(self, name: str) -> None:
         """The node's disks take their time to sync."""
-        for disk in self.cluster.nodes[name].disks:
-            disk.rule("slow", ms=self.random.randint(*SYNC_MS), on=["sync"])
+        node = self.cluster.nodes[name]
+        for disk in node.powered:
+            bounds = DATA_SYNC_MS if disk is node.data else SYNC_MS
+            disk.rule("slow", ms=self.random.randint(*bounds), on=["sync"])
 
     def _node(self) -> str:
         return self.random.choice(list(self.cluster.nodes))
@@ -122,7 +126,9 @@ class Events:
         name = self._node()
         cuts = self.cluster.cut_power(name)
         self.counters.power_cuts += 1
-        self.counters.sectors_lost += sum(cut["sectors_lost"] for cut in cuts)
+        for cut in cuts:
+            self.counters.sectors_lost += cut["sectors_lost"]
+            self.counters.data_lost += cut["changes_lost"] + cut["files_lost"]
         self._drag(name)
         self.cluster.start_node(name)
 

@@ -59,7 +59,8 @@ class Settings:
 class Counters:
     """What happened. The first seven must stay 0; bytes are those of the checks.
 
-    ``unreported`` counts what a full node gave up without control knowing it.
+    ``unreported`` counts what a full node gave up without control knowing it, ``data_lost`` the names and
+    files of data directories that power cuts took back.
     """
 
     wrong_bytes: int = 0
@@ -72,6 +73,7 @@ class Counters:
     loops: int = 0
     power_cuts: int = 0
     sectors_lost: int = 0
+    data_lost: int = 0
     kills: int = 0
     clocks_set: int = 0
     operations: int = 0
