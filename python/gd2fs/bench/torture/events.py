@@ -26,6 +26,10 @@ SYNC_MS = (2, 80)
 """A sync takes so long, so that there is something that a cut can take."""
 DATA_SYNC_MS = (1, 20)
 """One of the data directory: a node starts, and answers a deletion, after a few."""
+CUT_START_CHANCE = 0.4
+"""That the power is cut again while the node starts after a cut."""
+START_SYNCS_MAX = 12
+"""So many begins a start with superblock, incarnation, epochs and one log's checkpoint."""
 BEGIN_S = 15.0
 """A client that has not begun by then never will."""
 
@@ -66,7 +70,7 @@ class Events:
 
     def run(self, seconds: float) -> None:
         """Spreads them over ``seconds``; what they stop or kill is back when this returns."""
-        disks = [disk for node in self.cluster.nodes.values() for disk in node.disks]
+        disks = [disk for node in self.cluster.nodes.values() for disk in node.powered]
         absent = (() if disks else OF_DISKS) + (() if self.hooks else OF_HOOKS)
         kinds = [(kind, weight) for kind, weight in KINDS if kind not in absent]
         names, weights = zip(*kinds, strict=True)
@@ -124,13 +128,19 @@ class Events:
 
     def _power_cut(self) -> None:
         name = self._node()
-        cuts = self.cluster.cut_power(name)
+        self._count(self.cluster.cut_power(name))
+        self._drag(name)
+        if self.random.random() < CUT_START_CHANCE:
+            self._story.append("(again)")
+            self._count(self.cluster.cut_start(name, self.random.randint(1, START_SYNCS_MAX)))
+            self._drag(name)
+        self.cluster.start_node(name)
+
+    def _count(self, cuts: list[dict[str, int]]) -> None:
         self.counters.power_cuts += 1
         for cut in cuts:
             self.counters.sectors_lost += cut["sectors_lost"]
             self.counters.data_lost += cut["changes_lost"] + cut["files_lost"]
-        self._drag(name)
-        self.cluster.start_node(name)
 
     def _kill_node(self) -> None:
         name = self._node()
@@ -211,5 +221,5 @@ class Events:
 
     def _slow_disk(self) -> None:
         node = self.cluster.nodes[self._node()]
-        for disk in node.disks:
+        for disk in node.powered:
             disk.rule("slow", ms=self.random.randint(*SLOW_MS), chance=0.5, times=self.random.randint(5, 60))

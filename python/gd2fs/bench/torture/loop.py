@@ -40,6 +40,8 @@ class Settings:
     nodes: int = 1
     logs: int = 0
     """Disks of each node; 0: the nodes live in memory alone."""
+    data_disks: bool = False
+    """The power of data directories is cut without logs, too."""
     memory: str = "24MiB"
     log_bytes: int = 128 << 20
     clients: int = 2
@@ -115,6 +117,7 @@ class Torture:
                     logs=settings.logs,
                     memory=settings.memory,
                     log_bytes=settings.log_bytes,
+                    data_disks=settings.data_disks,
                     seed=settings.seed,
                     environment=settings.environment,
                 )
