@@ -26,10 +26,10 @@ SYNC_MS = (2, 80)
 """A sync takes so long, so that there is something that a cut can take."""
 DATA_SYNC_MS = (1, 20)
 """One of the data directory: a node starts, and answers a deletion, after a few."""
-CUT_START_CHANCE = 0.4
+CUT_START_CHANCE = 0.5
 """That the power is cut again while the node starts after a cut."""
-START_SYNCS_MAX = 12
-"""So many begins a start with superblock, incarnation, epochs and one log's checkpoint."""
+START_SYNCS_MAX = 8
+"""So many begins a start: two each for incarnation and epochs, four for the checkpoint of a log."""
 BEGIN_S = 15.0
 """A client that has not begun by then never will."""
 
