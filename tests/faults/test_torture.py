@@ -31,3 +31,11 @@ def test_torture_of_nodes_that_have_only_memory(tmp_path: Path) -> None:
     assert counters.clean, "\n".join(counters.violations[:20])
     # The last kill may have been the end of all that was written.
     assert counters.kills > 0 < counters.bytes_checked + counters.bytes_missing
+
+
+def test_torture_of_nodes_that_keep_only_their_epochs(disks: None, tmp_path: Path) -> None:
+    """Without logs nothing else remembers an epoch through a power cut."""
+    with Torture(Settings(tmp_path, seed=SEED, nodes=1, data_disks=True)) as torture:
+        counters = torture.run(2)
+    assert counters.clean, "\n".join(counters.violations[:20])
+    assert counters.power_cuts >= 2 and counters.stale_attempts > 0

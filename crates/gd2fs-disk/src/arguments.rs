@@ -7,8 +7,8 @@ use std::path::PathBuf;
 pub const USAGE: &str = "\
 usage: gd2fs-disk --backing FILE --bytes N --mount DIR --socket PATH [--seed N] [--parent PID]
 
-Mounts DIR with the one file DIR/disk of N bytes over FILE. It is a disk with a write cache: what was not synced is
-lost when its power is cut. PATH takes commands, one JSON object a line: {\"cut\": true}, {\"restore\": true},
+Mounts DIR with the file DIR/disk of N bytes over FILE. It is a disk with a write cache: what was not synced is lost
+when its power is cut. So it is with files in DIR/data, which are in memory and end with the process. PATH takes commands, one JSON object a line: {\"cut\": true}, {\"restore\": true},
 {\"rule\": {\"effect\": \"slow\", \"ms\": 50, \"chance\": 0.5, \"times\": 9, \"on\": [\"write\"]}}, {\"clear\": true},
 {\"flip\": {\"offset\": 4096, \"bit\": 3}}, {\"stats\": true}. It ends, unmounted, with SIGTERM, SIGINT or the end of the
 process PID (by default the one that started it).";

@@ -160,10 +160,15 @@ fn carry_out(command: Command, disk: &Disk) -> Result<Value, String> {
     match command {
         Command::Cut(true) => {
             let cut = disk.power.cut().map_err(|error| format!("the backing file: {error}"))?;
-            Ok(json!({ "writes": cut.writes, "sectors": cut.sectors, "sectors_lost": cut.sectors_lost }))
+            let lost = disk.files.cut();
+            Ok(json!({
+                "writes": cut.writes, "sectors": cut.sectors, "sectors_lost": cut.sectors_lost,
+                "changes_lost": lost.changes, "files_lost": lost.files,
+            }))
         }
         Command::Restore(true) => {
             disk.power.restore();
+            disk.files.restore();
             done
         }
         Command::Rule(spec) => Ok(json!({ "rule": disk.faults.add(spec.rule()?) })),

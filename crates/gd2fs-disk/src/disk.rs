@@ -4,15 +4,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use fuser::Errno;
 use gd2fs_device::fault::{Faults, PowerCut};
 use gd2fs_device::{BLOCK, Buffer, Device, Done, Error, Op, Options};
 use parking_lot::RwLock;
+
+use crate::files::Files;
 
 /// One disk, shared by the file system and the command socket.
 pub struct Disk {
     /// Taken out by `close`; afterwards every call fails.
     device: RwLock<Option<Device>>,
     pub bytes: u64,
+    /// Files beside the device, under the same power.
+    pub files: Files,
     pub power: PowerCut,
     pub faults: Faults,
     pub counts: Counts,
@@ -41,7 +46,8 @@ impl Disk {
             Options { power_cut: Some(power.clone()), faults: Some(faults.clone()), ..Options::default() };
         let device = Device::create(backing, bytes, &options)?;
         let bytes = device.bytes();
-        Ok(Disk { device: RwLock::new(Some(device)), bytes, power, faults, counts: Counts::default() })
+        let (device, files) = (RwLock::new(Some(device)), Files::new(seed));
+        Ok(Disk { device, bytes, files, power, faults, counts: Counts::default() })
     }
 
     /// Reads the blocks around `length` bytes at `offset`, which lie on the disk, and hands those bytes to `done`.
@@ -75,6 +81,23 @@ impl Disk {
         self.submit(Op::sync(), done);
     }
 
+    /// Makes a file's bytes durable, or the files' names. The device syncs first, so that what is ordered for its syncs
+    /// befalls these, too.
+    pub fn sync_files(
+        self: &Arc<Self>,
+        file: Option<u64>,
+        done: impl FnOnce(Result<(), Errno>) + Send + 'static,
+    ) {
+        let sync = match self.files.begin_sync(file) {
+            Ok(sync) => sync,
+            Err(error) => return done(Err(error)),
+        };
+        let disk = Arc::clone(self);
+        self.sync(Box::new(move |synced| {
+            done(synced.map_err(|error| number(&error)).and_then(|()| disk.files.end_sync(sync)));
+        }));
+    }
+
     fn submit(&self, op: Op, done: Done) {
         match &*self.device.read() {
             Some(device) => device.submit(op, done),
@@ -87,4 +110,9 @@ impl Disk {
         let device = self.device.write().take();
         drop(device);
     }
+}
+
+/// The disk's own error number where it has one.
+pub fn number(error: &Error) -> Errno {
+    Errno::from_i32(error.os_code().unwrap_or(libc::EIO))
 }

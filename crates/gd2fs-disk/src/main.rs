@@ -1,13 +1,14 @@
 //! A disk of its own process, for tests: an unmodified node uses it as its log, and its power can be cut.
 //!
-//! It is a FUSE file system with one file. What is written stays in this process's memory, visible to reads, until a sync
+//! It is a FUSE file system with the file `disk` and the directory `data` ([`files`]). What is written to `disk` stays in this process's memory, visible to reads, until a sync
 //! or a durable write (`O_DSYNC`, `RWF_DSYNC`) brings it to the backing file; a power cut brings any subset of the rest
 //! there, torn at sectors of 512 bytes. To kill this process is the cut that loses everything that was not synced.
-//! [`gd2fs_device::fault`] does all of this: here are only the file system before it and the socket beside it.
+//! [`gd2fs_device::fault`] does all of this: here are only the file system before it, the socket and `data` beside it.
 
 mod arguments;
 mod commands;
 mod disk;
+mod files;
 mod filesystem;
 
 use std::ffi::OsString;
@@ -25,7 +26,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::arguments::{Arguments, USAGE};
 use crate::disk::Disk;
-use crate::filesystem::{NAME, OneFile};
+use crate::filesystem::{DATA_NAME, NAME, Volume};
 
 /// Threads that take the kernel's requests; they only copy and hand on.
 const THREADS: usize = 2;
@@ -68,7 +69,10 @@ async fn run(arguments: &Arguments) -> Result<(), String> {
     let disk = Arc::new(disk.map_err(|error| error.to_string())?);
     let listener = commands::listen(&arguments.socket).map_err(|error| format!("--socket: {error}"))?;
     mount(&arguments.mount, &disk).map_err(|error| format!("{}: {error}", arguments.mount.display()))?;
-    println!("{}", serde_json::json!({ "disk": arguments.mount.join(NAME), "bytes": disk.bytes }));
+    println!(
+        "{}",
+        serde_json::json!({ "disk": arguments.mount.join(NAME), "bytes": disk.bytes, "data": arguments.mount.join(DATA_NAME) })
+    );
 
     let served = tokio::select! {
         error = commands::serve(listener, Arc::clone(&disk)) => Err(format!("--socket: {error}")),
@@ -105,7 +109,7 @@ fn mount(directory: &Path, disk: &Arc<Disk>) -> io::Result<()> {
     config.mount_options = vec![name, MountOption::RW, MountOption::NoAtime, MountOption::NoExec];
     config.n_threads = Some(THREADS);
     config.clone_fd = true;
-    let session = Session::new(OneFile(Arc::clone(disk)), directory, &config)?.spawn()?;
+    let session = Session::new(Volume(Arc::clone(disk)), directory, &config)?.spawn()?;
     // The threads outlive this function, and the kernel ends the connection with the process.
     std::mem::forget(session);
     Ok(())

@@ -94,6 +94,52 @@ fn read(device: &Device, offset: usize, blocks: usize) -> Vec<u8> {
     buffer.to_vec()
 }
 
+/// The system calls of a node's data directory, through the kernel, which must not remember what a cut took back.
+#[test]
+fn a_cut_takes_names_and_bytes_that_were_not_synced() {
+    let Some(home) = home() else { return };
+    let disk = Running::start(home.path(), 1);
+    let data = home.path().join("mount/data");
+    std::fs::create_dir_all(&data).unwrap();
+    let sync = || std::fs::File::open(&data).unwrap().sync_all().unwrap();
+    let mut kept = std::fs::File::create(data.join("kept.new")).unwrap();
+    kept.write_all(b"kept").unwrap();
+    kept.sync_all().unwrap();
+    std::fs::rename(data.join("kept.new"), data.join("kept")).unwrap();
+    sync();
+    let mut lost = 0;
+    for _ in 0..40 {
+        std::fs::copy(data.join("kept"), data.join("copy")).unwrap();
+        let mut journal = std::fs::File::options().append(true).open(data.join("kept")).unwrap();
+        journal.write_all(b", more").unwrap();
+        journal.write_all(b", and more").unwrap();
+        assert_eq!(std::fs::read(data.join("kept")).unwrap(), b"kept, more, and more");
+        let cut = disk.ask(json!({ "cut": true }));
+        assert_eq!(std::fs::read(data.join("kept")).unwrap_err().raw_os_error(), Some(libc::EIO));
+        assert_eq!(journal.sync_data().unwrap_err().raw_os_error(), Some(libc::EIO));
+        disk.ask(json!({ "restore": true }));
+        assert_eq!(data.join("copy").exists(), cut["changes_lost"] == 0, "{cut}");
+        let found = std::fs::read(data.join("kept")).unwrap();
+        assert!(found.starts_with(b"kept") && found.len() <= 20, "{found:?}");
+        lost += usize::from(!data.join("copy").exists() && found == b"kept");
+        // In the place of what is left, whatever it is.
+        let mut kept = std::fs::File::create(data.join("kept")).unwrap();
+        kept.write_all(b"kept").unwrap();
+        kept.sync_all().unwrap();
+        let names: Vec<_> =
+            std::fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert!(names.contains(&"kept".into()), "{names:?}");
+        let _ = std::fs::remove_file(data.join("copy"));
+        sync();
+    }
+    assert!(lost > 0, "no cut took anything back");
+    disk.ask(json!({ "rule": { "effect": "error", "on": ["sync"] } }));
+    assert_eq!(std::fs::File::open(&data).unwrap().sync_all().unwrap_err().raw_os_error(), Some(libc::EIO));
+    let refused = std::fs::rename(data.join("kept"), home.path().join("mount/kept")).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EPERM), "names are given in data alone");
+    disk.terminate();
+}
+
 #[test]
 fn a_cut_spares_what_was_synced() {
     let Some(home) = home() else { return };

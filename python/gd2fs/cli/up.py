@@ -39,12 +39,13 @@ def start_node(
     control: str,
     environment: dict[str, str] | None = None,
     log: str | None = None,
+    data_dir: Path | None = None,
 ) -> Child:
     """Starts node NUMBER on loopback with ports of the kernel's choice; wait_ready() it. log: size of its log
-    file; None leaves logs to the configuration."""
+    file; None leaves logs to the configuration. data_dir: where it is if not in directory."""
     name = f"node-{number}"
     arguments = ["node", "--id", name, "--listen", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0"]
-    arguments += ["--data-dir", str(directory / name), "--memory", memory, "--control", control]
+    arguments += ["--data-dir", str(data_dir or directory / name), "--memory", memory, "--control", control]
     if log is not None:
         arguments += ["--logs", str(directory / name / "log"), "--log-bytes", log]
     return processes.start(name, arguments, environment, stop_s=_stop_s(memory, log))

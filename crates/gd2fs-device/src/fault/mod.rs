@@ -12,9 +12,14 @@ pub const SECTOR: usize = 512;
 
 /// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 #[derive(Debug)]
-struct Dice(u64);
+pub struct Dice(u64);
 
 impl Dice {
+    /// The same seed gives the same numbers.
+    pub fn new(seed: u64) -> Dice {
+        Dice(seed)
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -24,18 +29,20 @@ impl Dice {
     }
 
     /// 0 to `limit - 1`.
-    fn below(&mut self, limit: usize) -> usize {
+    pub fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit as u64) as usize
     }
 
     /// True with this probability.
-    fn falls(&mut self, chance: f64) -> bool {
+    pub fn falls(&mut self, chance: f64) -> bool {
         ((self.next() >> 11) as f64) < chance * (1u64 << 53) as f64
     }
 
     /// Which of `sectors` consecutive sectors of a write reach the disk: a prefix, or any.
-    fn tear(&mut self, sectors: usize) -> Vec<bool> {
-        if self.falls(0.5) {
+    pub fn tear(&mut self, sectors: usize) -> Vec<bool> {
+        if sectors == 0 {
+            Vec::new()
+        } else if self.falls(0.5) {
             let whole = self.below(sectors);
             (0..sectors).map(|sector| sector < whole).collect()
         } else {

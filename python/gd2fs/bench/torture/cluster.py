@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from gd2fs import _native, errors
@@ -30,6 +31,8 @@ CALL_MS = 5_000
 TOKEN_LIFE_S = 30 * 24 * 3600
 SEAL, STAT, SCRUB = 16, 18, 22
 METRICS_S = 5.0
+DATA_DISK_BYTES = 1 << 20
+"""Only its directory is used."""
 
 
 @dataclass(slots=True)
@@ -39,6 +42,8 @@ class Node:
     name: str
     clock: SetClock
     disks: list[Disk] = field(default_factory=list)
+    data: Disk | None = None
+    """Where the data directory lies if its power can be cut."""
     child: Child | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -46,12 +51,17 @@ class Node:
     def number(self) -> int:
         return int(self.name.rpartition("-")[2])
 
+    @property
+    def powered(self) -> list[Disk]:
+        """Everything whose power is cut with the node's."""
+        return [*self.disks, *([self.data] if self.data else [])]
+
 
 class Cluster:
     """Control on SQLite and some nodes. A context manager: afterwards no process and no mount is left.
 
-    ``logs`` counts the disks of each node, of ``log_bytes`` each; 0 where nodes have none. ``environment`` is
-    the nodes' alone.
+    ``logs`` counts the disks of each node, of ``log_bytes`` each; 0 where nodes have none. With logs, or with
+    ``data_disks``, the node's data directory is on a disk, too. ``environment`` is the nodes' alone.
     """
 
     def __init__(
@@ -62,11 +72,13 @@ class Cluster:
         logs: int = 0,
         memory: str = "24MiB",
         log_bytes: int = 128 << 20,
+        data_disks: bool = False,
         seed: int = 0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.directory, self._memory, self._log_bytes = directory, memory, log_bytes
         self._environment = dict(environment or {})
+        self._random = Random(seed)
         self.timeline = Timeline()
         self.nodes: dict[str, Node] = {}
         self._stack = ExitStack()
@@ -76,10 +88,13 @@ class Cluster:
             self._control, self.control = self._run_control(0)
             for number in range(1, nodes + 1):
                 node = self.add_node(f"node-{number}")
+                seeded = seed + 1000 * number
                 for log in range(logs):
-                    place = directory / f"{node.name}-disk-{log}"
-                    disk = Disk(place, log_bytes, seed + 1000 * number + log)
+                    disk = Disk(directory / f"{node.name}-disk-{log}", log_bytes, seeded + log)
                     node.disks.append(self._stack.enter_context(disk))
+                if logs or data_disks:
+                    disk = Disk(directory / f"{node.name}-disk-data", DATA_DISK_BYTES, seeded + logs)
+                    node.data = self._stack.enter_context(disk)
                 self.start_node(node.name)
         except BaseException:
             self._stack.close()
@@ -104,30 +119,63 @@ class Cluster:
 
     def start_node(self, name: str) -> None:
         """Starts a node over its own directory and disks, and waits until control places files on it."""
+        child = self._launch(name)
+        self.nodes[name].facts = self._processes.wait_ready(child, READY_S)
+        self.timeline.back(name, time.monotonic())
+
+    def _launch(self, name: str) -> Child:
         node = self.nodes[name]
         environment = self._environment | node.clock.environment
         if node.disks:
             environment["GD2FS_NODE_LOGS"] = ",".join(str(disk.path) for disk in node.disks)
             environment["GD2FS_NODE_LOG_BYTES"] = str(self._log_bytes)
         node.child = start_node(
-            self._processes, self.directory, node.number, self._memory, self.control, environment
+            self._processes,
+            self.directory,
+            node.number,
+            self._memory,
+            self.control,
+            environment,
+            data_dir=node.data.data if node.data else None,
         )
-        node.facts = self._processes.wait_ready(node.child, READY_S)
-        self.timeline.back(name, time.monotonic())
+        return node.child
 
     def kill_node(self, name: str) -> None:
         """SIGKILL, as a crash would."""
         begun = time.monotonic()
-        self._processes.kill(self._child(name))
+        self._kill(name)
         self.timeline.deaths.setdefault(name, []).append((begun, INFINITE))
+
+    def _kill(self, name: str) -> None:
+        self._processes.kill(self._child(name))
         self.nodes[name].child = None
 
     def cut_power(self, name: str) -> list[dict[str, int]]:
         """The power of a node's disks, then of the node; the disks work again afterwards. What each lost."""
-        node = self.nodes[name]
-        cuts = [disk.cut() for disk in node.disks]
-        self.kill_node(name)
-        for disk in node.disks:
+        begun = time.monotonic()
+        cuts = self._cut(name)
+        self.timeline.deaths.setdefault(name, []).append((begun, INFINITE))
+        return cuts
+
+    def cut_start(self, name: str, syncs: int) -> list[dict[str, int]]:
+        """Starts a node that is away and cuts its power again when it has begun so many syncs of its data
+        directory, or else as soon as it serves: it was not back."""
+        data, child = self.nodes[name].data, self._launch(name)
+        assert data is not None, "only the disk can tell"
+        enough, until = data.stats()["syncs"] + syncs, time.monotonic() + READY_S
+        while child.running and not child.announced.exists() and time.monotonic() < until:
+            if data.stats()["syncs"] >= enough:
+                break
+            time.sleep(0.002)
+        return self._cut(name)
+
+    def _cut(self, name: str) -> list[dict[str, int]]:
+        powered = self.nodes[name].powered
+        # What goes first decides what the node still does to the others.
+        self._random.shuffle(powered)
+        cuts = [disk.cut() for disk in powered]
+        self._kill(name)
+        for disk in powered:
             disk.clear()
             disk.restore()
         return cuts

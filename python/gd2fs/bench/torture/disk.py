@@ -1,5 +1,5 @@
-"""A disk in a process of its own (crates/gd2fs-disk): a node uses its one file as its log, and its power
-can be cut."""
+"""A disk in a process of its own (crates/gd2fs-disk), whose power can be cut: its one file is a node's log,
+or its directory what a node keeps beside its logs."""
 
 from __future__ import annotations
 
@@ -69,12 +69,18 @@ class Disk:
         return self._mount / "disk"
 
     @property
+    def data(self) -> Path:
+        """A directory that a node takes as its data directory. It is gone when the disk is closed."""
+        return self._mount / "data"
+
+    @property
     def backing(self) -> Path:
         """Where the bytes are once they are durable."""
         return self._directory / "backing"
 
     def cut(self) -> dict[str, int]:
-        """Cuts the power: {"writes", "sectors", "sectors_lost"}. Every call fails until `restore`."""
+        """Cuts the power: {"writes", "sectors", "sectors_lost"}, and of the directory {"changes_lost",
+        "files_lost"}. Every call fails until `restore`."""
         return self._ask({"cut": True})
 
     def restore(self) -> None:

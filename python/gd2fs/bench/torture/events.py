@@ -24,6 +24,12 @@ SLOW_MS = (5, 120)
 FLIP_CHANCE = 0.05
 SYNC_MS = (2, 80)
 """A sync takes so long, so that there is something that a cut can take."""
+DATA_SYNC_MS = (1, 20)
+"""One of the data directory: a node starts, and answers a deletion, after a few."""
+CUT_START_CHANCE = 0.5
+"""That the power is cut again while the node starts after a cut."""
+START_SYNCS_MAX = 8
+"""So many begins a start: two each for incarnation and epochs, four for the checkpoint of a log."""
 BEGIN_S = 15.0
 """A client that has not begun by then never will."""
 
@@ -64,7 +70,7 @@ class Events:
 
     def run(self, seconds: float) -> None:
         """Spreads them over ``seconds``; what they stop or kill is back when this returns."""
-        disks = [disk for node in self.cluster.nodes.values() for disk in node.disks]
+        disks = [disk for node in self.cluster.nodes.values() for disk in node.powered]
         absent = (() if disks else OF_DISKS) + (() if self.hooks else OF_HOOKS)
         kinds = [(kind, weight) for kind, weight in KINDS if kind not in absent]
         names, weights = zip(*kinds, strict=True)
@@ -107,24 +113,34 @@ class Events:
     def calm(self) -> None:
         """No disk does anything wrong any more."""
         for node in self.cluster.nodes.values():
-            for disk in node.disks:
+            for disk in node.powered:
                 disk.clear()
 
     def _drag(self, name: str) -> None:
         """The node's disks take their time to sync."""
-        for disk in self.cluster.nodes[name].disks:
-            disk.rule("slow", ms=self.random.randint(*SYNC_MS), on=["sync"])
+        node = self.cluster.nodes[name]
+        for disk in node.powered:
+            bounds = DATA_SYNC_MS if disk is node.data else SYNC_MS
+            disk.rule("slow", ms=self.random.randint(*bounds), on=["sync"])
 
     def _node(self) -> str:
         return self.random.choice(list(self.cluster.nodes))
 
     def _power_cut(self) -> None:
         name = self._node()
-        cuts = self.cluster.cut_power(name)
-        self.counters.power_cuts += 1
-        self.counters.sectors_lost += sum(cut["sectors_lost"] for cut in cuts)
+        self._count(self.cluster.cut_power(name))
         self._drag(name)
+        if self.random.random() < CUT_START_CHANCE:
+            self._story.append("(again)")
+            self._count(self.cluster.cut_start(name, self.random.randint(1, START_SYNCS_MAX)))
+            self._drag(name)
         self.cluster.start_node(name)
+
+    def _count(self, cuts: list[dict[str, int]]) -> None:
+        self.counters.power_cuts += 1
+        for cut in cuts:
+            self.counters.sectors_lost += cut["sectors_lost"]
+            self.counters.data_lost += cut["changes_lost"] + cut["files_lost"]
 
     def _kill_node(self) -> None:
         name = self._node()
@@ -205,5 +221,5 @@ class Events:
 
     def _slow_disk(self) -> None:
         node = self.cluster.nodes[self._node()]
-        for disk in node.disks:
+        for disk in node.powered:
             disk.rule("slow", ms=self.random.randint(*SLOW_MS), chance=0.5, times=self.random.randint(5, 60))

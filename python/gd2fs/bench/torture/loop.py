@@ -40,6 +40,8 @@ class Settings:
     nodes: int = 1
     logs: int = 0
     """Disks of each node; 0: the nodes live in memory alone."""
+    data_disks: bool = False
+    """The power of data directories is cut without logs, too."""
     memory: str = "24MiB"
     log_bytes: int = 128 << 20
     clients: int = 2
@@ -59,7 +61,8 @@ class Settings:
 class Counters:
     """What happened. The first seven must stay 0; bytes are those of the checks.
 
-    ``unreported`` counts what a full node gave up without control knowing it.
+    ``unreported`` counts what a full node gave up without control knowing it, ``data_lost`` the names and
+    files of data directories that power cuts took back.
     """
 
     wrong_bytes: int = 0
@@ -72,6 +75,7 @@ class Counters:
     loops: int = 0
     power_cuts: int = 0
     sectors_lost: int = 0
+    data_lost: int = 0
     kills: int = 0
     clocks_set: int = 0
     operations: int = 0
@@ -113,6 +117,7 @@ class Torture:
                     logs=settings.logs,
                     memory=settings.memory,
                     log_bytes=settings.log_bytes,
+                    data_disks=settings.data_disks,
                     seed=settings.seed,
                     environment=settings.environment,
                 )
