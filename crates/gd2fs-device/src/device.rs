@@ -1,6 +1,7 @@
 //! A file or block device that a node's log lies on.
 
 use std::fmt;
+use std::fs::File;
 use std::future::Future;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
@@ -20,6 +21,8 @@ use crate::{Done, Error, Op, Options, Result, engine};
 /// of its own.
 pub struct Device {
     queue: Arc<Queue>,
+    file: Arc<File>,
+    block: bool,
     direct: bool,
 }
 
@@ -33,9 +36,8 @@ pub struct Load {
 }
 
 impl Device {
-    /// Makes the file, or takes the one that is there, and allocates its first `bytes` bytes (a multiple of
-    /// [`crate::BLOCK`]); what it holds and what it has beyond stays. A block device must have that many. Whether something
-    /// foreign is there is for the caller to find out.
+    /// Makes a file of `bytes` allocated bytes (a multiple of [`crate::BLOCK`]), also of one that holds no data. A file with data is opened as it is, at its own size: what it is, and whether it may be changed, is for the
+    /// caller to find out. A block device must have at least so many bytes.
     ///
     /// # Errors
     /// `NoRoom` before anything is allocated if the file system has less; `Locked`; `Unusable`; `Invalid`.
@@ -53,9 +55,33 @@ impl Device {
         Device::over(path, file::open(path, options.direct)?, options)
     }
 
+    /// Whether [`Device::create`] would make something here: nothing is there, or a file without data.
+    ///
+    /// # Errors
+    /// `Unusable`.
+    pub fn is_vacant(path: &Path) -> Result<bool> {
+        file::is_vacant(path)
+    }
+
     fn over(path: &Path, opened: Opened, options: &Options) -> Result<Device> {
-        let engine = engine::build(&Arc::new(opened.file), path, options)?;
-        Ok(Device { queue: Queue::new(path, opened.bytes, engine, options), direct: opened.direct })
+        let file = Arc::new(opened.file);
+        let engine = engine::build(&file, path, options)?;
+        let queue = Queue::new(path, opened.bytes, engine, options);
+        Ok(Device { queue, file, block: opened.block, direct: opened.direct })
+    }
+
+    /// Allocates what a file has in holes, as one that was copied may; a block device has none. Without it a write could find
+    /// no room.
+    ///
+    /// # Errors
+    /// `NoRoom` before anything is allocated; `Unusable`.
+    pub fn allocate(&self) -> Result<()> {
+        if self.block { Ok(()) } else { file::allocate(self.path(), &self.file, self.bytes()) }
+    }
+
+    /// Whether it is a block device, whose size nobody chooses.
+    pub fn is_block(&self) -> bool {
+        self.block
     }
 
     /// The path it was opened by.

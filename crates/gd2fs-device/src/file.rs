@@ -20,6 +20,7 @@ const BUSY_WAIT: Duration = Duration::from_secs(1);
 pub(crate) struct Opened {
     pub file: File,
     pub bytes: u64,
+    pub block: bool,
     pub direct: bool,
 }
 
@@ -31,10 +32,22 @@ pub(crate) fn open(path: &Path, direct: bool) -> Result<Opened> {
     let exclusive = if block { libc::O_EXCL } else { 0 };
     let (file, direct) = open_file(path, OpenOptions::new().read(true).write(true), exclusive, direct)?;
     lock(path, &file)?;
-    finish(path, file, direct)
+    finish(path, file, block, direct)
 }
 
-/// Makes or grows the file so that `bytes` bytes are allocated; a block device must have them.
+/// Whether nothing is at the path, or a file without data.
+pub(crate) fn is_vacant(path: &Path) -> Result<bool> {
+    match look(path)? {
+        None => Ok(true),
+        Some(true) => Ok(false),
+        Some(false) => {
+            let file = File::open(path).map_err(|error| refused(path, "open", error))?;
+            holds_data(path, &file).map(|data| !data)
+        }
+    }
+}
+
+/// Makes a file, or of one without data, so that `bytes` bytes are allocated; a block device must have them.
 pub(crate) fn create(path: &Path, bytes: u64, direct: bool) -> Result<Opened> {
     if bytes == 0 || !bytes.is_multiple_of(BLOCK as u64) {
         let reason = format!("bytes: {bytes} is no positive multiple of {BLOCK}");
@@ -53,7 +66,12 @@ pub(crate) fn create(path: &Path, bytes: u64, direct: bool) -> Result<Opened> {
             let (file, direct) =
                 open_file(path, OpenOptions::new().read(true).write(true).create(true), 0, direct)?;
             lock(path, &file)?;
-            let made = preallocate(path, &file, bytes).and_then(|()| finish(path, file, direct));
+            // Asked under the lock. What holds something may be anybody's: it is not grown, filled or cut.
+            let made = match holds_data(path, &file)? {
+                true => Ok(()),
+                false => cut(path, &file, bytes).and_then(|()| allocate(path, &file, bytes)),
+            };
+            let made = made.and_then(|()| finish(path, file, false, direct));
             if made.is_err() && existing.is_none() {
                 // What was made and is of no use must not keep its space; the error that counts is the first.
                 let _ = fs::remove_file(path);
@@ -113,7 +131,30 @@ fn patiently<T, E>(mut attempt: impl FnMut() -> Result<T, E>, busy: impl Fn(&E) 
     }
 }
 
-fn preallocate(path: &Path, file: &File, bytes: u64) -> Result<()> {
+/// Whether any byte of a file was ever written, as far as its file system can tell.
+fn holds_data(path: &Path, file: &File) -> Result<bool> {
+    match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(0)) {
+        Ok(_) => Ok(true),
+        Err(rustix::io::Errno::NXIO) => Ok(false),
+        // A file system that cannot tell: only an empty file surely has none.
+        Err(rustix::io::Errno::INVAL) => {
+            file.metadata().map(|found| found.len() > 0).map_err(|error| refused(path, "look up", error))
+        }
+        Err(error) => Err(refused(path, "look for data in", error.into())),
+    }
+}
+
+/// Makes a file without data no longer than `bytes`.
+fn cut(path: &Path, file: &File, bytes: u64) -> Result<()> {
+    let found = file.metadata().map_err(|error| refused(path, "look up", error))?;
+    match found.len() > bytes {
+        true => file.set_len(bytes).map_err(|error| refused(path, "cut", error)),
+        false => Ok(()),
+    }
+}
+
+/// Makes the file at least `bytes` long and free of holes so far.
+pub(crate) fn allocate(path: &Path, file: &File, bytes: u64) -> Result<()> {
     let found = file.metadata().map_err(|error| refused(path, "look up", error))?;
     let allocated = found.blocks() * 512;
     if found.len() >= bytes && allocated >= bytes {
@@ -142,7 +183,7 @@ fn preallocate(path: &Path, file: &File, bytes: u64) -> Result<()> {
 }
 
 /// Learns the size and tries the unit of transfer.
-fn finish(path: &Path, mut file: File, direct: bool) -> Result<Opened> {
+fn finish(path: &Path, mut file: File, block: bool, direct: bool) -> Result<Opened> {
     let end = file.seek(SeekFrom::End(0)).map_err(|error| refused(path, "ask for its size", error))?;
     let bytes = end - end % BLOCK as u64;
     if bytes == 0 {
@@ -153,7 +194,7 @@ fn finish(path: &Path, mut file: File, direct: bool) -> Result<Opened> {
     // SAFETY: `trial` outlives the call and nobody else knows it.
     let slice = unsafe { trial.slice() };
     match call(&file, Kind::Read, 0, &slice.into()) {
-        Ok(_) => Ok(Opened { file, bytes, direct }),
+        Ok(_) => Ok(Opened { file, bytes, block, direct }),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(Error::Unusable {
             path: path.to_path_buf(),
             reason: format!("its disk moves no blocks of {BLOCK} bytes"),

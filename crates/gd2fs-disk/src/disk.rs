@@ -36,7 +36,7 @@ pub struct Counts {
 }
 
 impl Disk {
-    /// Opens the backing file, made or grown to `bytes`. `seed` decides everything that is left to chance.
+    /// Opens the backing file; one that is not there is made with `bytes`. `seed` decides everything that is left to chance.
     ///
     /// # Errors
     /// Those of [`Device::create`].

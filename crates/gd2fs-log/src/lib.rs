@@ -13,6 +13,7 @@ mod append;
 mod checkpoint;
 mod entry;
 mod error;
+mod format;
 mod inner;
 mod log;
 mod notes;
@@ -30,6 +31,7 @@ mod vectors;
 
 pub use entry::{ChunkEntry, ColumnEntry, ColumnState, Key, Note, Snapshot, cover};
 pub use error::{LogError, Result};
+pub use format::{Identity, format, identify};
 pub use log::{Log, Options, Stats};
 pub use owner::{Entries, Owner};
 pub use position::{Place, Position};

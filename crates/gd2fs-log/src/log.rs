@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock, Weak};
 
-use gd2fs_device::{BLOCK, Buffer, Device, Op};
+use gd2fs_device::{BLOCK, Device, Op};
 use gd2fs_transport::Memory;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -16,14 +16,14 @@ use tokio::task::JoinHandle;
 use crate::append::Payload;
 use crate::entry::{Note, Snapshot, cover, fault_of};
 use crate::error::{LogError, Result};
-use crate::inner::{Inner, random_id};
+use crate::format::superblock_of;
+use crate::inner::Inner;
 use crate::owner::Owner;
 use crate::position::{Mark, Place};
 use crate::record::{Body, RUNS_MAX, SEGMENT_HEADER_BLOCKS, snapshot_header_blocks};
 use crate::recover::{Layout, Recovered, recover};
 use crate::segment::Division;
 use crate::state::{Class, State};
-use crate::superblock::{Superblock, SuperblockError};
 use crate::upkeep::watermark;
 
 /// Large enough that a segment's header and its unused end cost nothing, small enough that reclaim frees some at a time.
@@ -104,7 +104,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// Opens the log of a device, formats a device that is all zeros at its begin, and says what it holds. Runs its background
+    /// Opens the log of a device, formats a device that is blank, and says what it holds. Runs its background
     /// work on the tokio runtime of the caller. Nothing can be appended before [`Log::start`].
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl Log {
     /// `Checkpoint` if a checkpoint is there and cannot be read at all.
     pub async fn open(device: Arc<Device>, options: Options) -> Result<(Log, Recovered)> {
         check(&options)?;
-        let superblock = read_superblock(&device, &options).await?;
+        let superblock = superblock_of(&device, &options).await?;
         let division = Division::new(device.bytes(), superblock.segment_bytes);
         let record_blocks_max = snapshot_header_blocks(RUNS_MAX) + options.payload_bytes_max / BLOCK as u32;
         let layout = Layout { device: &device, device_id: &superblock.device, division, record_blocks_max };
@@ -346,52 +346,8 @@ fn check_snapshot(snapshot: &Snapshot, bytes_max: u32) -> Result<()> {
     Ok(())
 }
 
-/// The device's superblock; a device that was never used gets one.
-async fn read_superblock(device: &Arc<Device>, options: &Options) -> Result<Superblock> {
-    let refuse = |error: SuperblockError| LogError::Superblock { path: device.path().into(), error };
-    let last_offset = device.bytes() - BLOCK as u64;
-    let (first, last) = (read_block(device, 0).await?, read_block(device, last_offset).await?);
-    let found =
-        Superblock::read(&first, &last, &options.cluster, &options.node, device.bytes()).map_err(refuse)?;
-    if let Some(found) = found {
-        let wanted = record_bytes_max(options);
-        if found.segment_bytes < wanted {
-            let reason = format!(
-                "segments have {} bytes and such a record {wanted}; format anew",
-                found.segment_bytes
-            );
-            return Err(LogError::Refused { field: "payload_bytes_max", reason });
-        }
-        return Ok(found);
-    }
-    let superblock = Superblock {
-        cluster: options.cluster.clone(),
-        node: options.node.clone(),
-        device: random_id(),
-        segment_bytes: segment_bytes(device.bytes(), options)?,
-        device_bytes: device.bytes(),
-    };
-    // The copy first: a device with a first block is a device with both.
-    for offset in [last_offset, 0] {
-        let block = Arc::new(superblock.encode());
-        // SAFETY: the operation keeps the block, which nobody writes any more.
-        let memory = unsafe { block.slice() };
-        device.perform(Op::write(offset, memory, block)).await?;
-        device.perform(Op::sync()).await?;
-    }
-    Ok(superblock)
-}
-
-async fn read_block(device: &Device, offset: u64) -> Result<Arc<Buffer>> {
-    let block = Arc::new(Buffer::new(BLOCK));
-    // SAFETY: the operation keeps the block; it is read only once the operation is over.
-    let memory = unsafe { block.slice() };
-    device.perform(Op::read(offset, memory, Arc::clone(&block))).await?;
-    Ok(block)
-}
-
 /// Bytes of a segment that holds nothing but the largest record.
-fn record_bytes_max(options: &Options) -> u64 {
+pub(crate) fn record_bytes_max(options: &Options) -> u64 {
     let blocks =
         SEGMENT_HEADER_BLOCKS + snapshot_header_blocks(RUNS_MAX) + options.payload_bytes_max / BLOCK as u32;
     u64::from(blocks) * BLOCK as u64
@@ -405,7 +361,7 @@ fn usable_bytes(division: Division, blocks: u64) -> u64 {
 }
 
 /// How a new device is divided.
-fn segment_bytes(device_bytes: u64, options: &Options) -> Result<u64> {
+pub(crate) fn segment_bytes(device_bytes: u64, options: &Options) -> Result<u64> {
     let least = record_bytes_max(options).next_power_of_two();
     let bytes = options.segment_bytes.unwrap_or_else(|| {
         let wanted = (device_bytes / SEGMENTS_WANTED).max(1);

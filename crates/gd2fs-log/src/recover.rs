@@ -15,13 +15,11 @@ use gd2fs_device::{BLOCK, Buffer, Device, Op};
 use crate::checkpoint::{Checkpoint, Foot, Writer, load, publish};
 use crate::entry::{ChunkEntry, ColumnEntry, Key, Note};
 use crate::error::{LogError, Result};
+use crate::format::{HEADERS_AT_ONCE, headers};
 use crate::position::{Mark, Position};
 use crate::record::{SEGMENT_HEADER_BLOCKS, SegmentHeader, snapshot_header_blocks};
 use crate::scan::{Met, Stretch, What, walk};
 use crate::segment::{Division, Live, Segments};
-
-/// Headers of segments that are read at once.
-const HEADERS_AT_ONCE: usize = 64;
 
 /// What was in the log when it was opened.
 #[derive(Debug, Default)]
@@ -155,25 +153,17 @@ async fn finish(
 
 /// Reads the headers of all segments.
 async fn segment_headers(layout: &Layout<'_>) -> Result<Headers> {
-    let Layout { device, device_id, division, .. } = layout;
-    let mut headers = Headers::new();
-    let all: Vec<u32> = (0..division.segments).collect();
+    let mut found = Headers::new();
+    let all: Vec<u32> = (0..layout.division.segments).collect();
     for group in all.chunks(HEADERS_AT_ONCE) {
-        let reads = group.iter().map(|segment| {
-            let buffer = Arc::new(Buffer::new(SEGMENT_HEADER_BLOCKS as usize * BLOCK));
-            // SAFETY: the operation keeps the buffer; it is read only once the operation is over.
-            let memory = unsafe { buffer.slice() };
-            let read = device.perform(Op::read(division.start(*segment), memory, Arc::clone(&buffer)));
-            (*segment, buffer, read)
-        });
-        for (segment, buffer, read) in reads.collect::<Vec<_>>() {
-            read.await?;
-            if let Some(header) = SegmentHeader::decode(&buffer, device_id) {
-                headers.insert(header.generation, (segment, header));
+        let read = headers(layout.device, layout.device_id, layout.division, group).await?;
+        for (segment, header) in group.iter().zip(read) {
+            if let Some(header) = header {
+                found.insert(header.generation, (*segment, header));
             }
         }
     }
-    Ok(headers)
+    Ok(found)
 }
 
 /// Generations that the log had given up when a later segment was opened.

@@ -19,11 +19,15 @@ const NAME_BYTES_MAX: usize = 255;
 #[allow(missing_docs)] // The messages say what the fields are.
 pub enum SuperblockError {
     #[error(
-        "it begins with something that is not a GD2FS log; wipe its first 4,096 bytes or choose another device"
+        "it holds something that is not a GD2FS log; choose another, or, if nobody needs what it holds, remove the file (of \
+         a block device wipe the first and the last MiB)"
     )]
     NotOurs,
+    #[error("it is a log already")]
+    NotBlank,
     #[error(
-        "both of its superblocks are damaged; wipe its first and last 4,096 bytes to give up what it holds"
+        "both of its superblocks are damaged; to give up what it holds remove the file (of a block device wipe the first and \
+         the last MiB)"
     )]
     Damaged,
     #[error("it has format {major}.{minor}, this node reads {MAJOR}.x; use a node of that version")]
@@ -34,7 +38,10 @@ pub enum SuperblockError {
     ForeignCluster { found: String, expected: String },
     #[error("it belongs to node {found:?}, not {expected:?}; give this node its own device")]
     ForeignNode { found: String, expected: String },
-    #[error("it has {found} bytes, and had {expected} when it was formatted; restore its size")]
+    #[error(
+        "it has {found} bytes, and had {expected} when it was formatted (node.log_bytes); give it its {expected} bytes back, \
+         or, to give up what it holds, remove the file (of a block device wipe the first and the last MiB)"
+    )]
     Size { found: u64, expected: u64 },
     #[error("segment_bytes {0} does not divide it; it was not written by this software")]
     Segments(u64),
@@ -80,7 +87,6 @@ const _: () = assert!(size_of::<RawSuperblock>() == BLOCK);
 
 /// What a block is, before one looks at whose it is.
 enum Found {
-    Zeros,
     Foreign,
     Damaged,
     Whole(Box<RawSuperblock>),
@@ -117,22 +123,30 @@ impl Superblock {
         block
     }
 
-    /// Reads a device's first and last block. None: a device that was never used. One whole copy is enough.
+    /// Whether a block is a whole superblock of this cluster and node.
+    pub fn is_copy_of(block: &[u8], cluster: &str, node: &str) -> bool {
+        let Found::Whole(raw) = Found::of(block) else { return false };
+        raw.cluster.text() == cluster && raw.node.text() == node
+    }
+
+    /// Whether a block is a superblock of which not all was written.
+    pub fn is_torn(block: &[u8]) -> bool {
+        matches!(Found::of(block), Found::Damaged)
+    }
+
+    /// Reads a device's first and last block. One whole copy is enough.
     pub fn read(
         first: &[u8],
         last: &[u8],
         cluster: &str,
         node: &str,
         device_bytes: u64,
-    ) -> Result<Option<Superblock>, SuperblockError> {
+    ) -> Result<Superblock, SuperblockError> {
         Superblock::check_names(cluster, node)?;
         let raw = match (Found::of(first), Found::of(last)) {
-            (Found::Whole(raw), _) => raw,
-            // A format writes the copy first: what it left behind when it was interrupted holds nothing yet.
-            (Found::Zeros, _) => return Ok(None),
-            (Found::Foreign | Found::Damaged, Found::Whole(raw)) => raw,
-            (Found::Foreign, _) => return Err(SuperblockError::NotOurs),
+            (Found::Whole(raw), _) | (Found::Foreign | Found::Damaged, Found::Whole(raw)) => raw,
             (Found::Damaged, _) => return Err(SuperblockError::Damaged),
+            (Found::Foreign, _) => return Err(SuperblockError::NotOurs),
         };
         let (major, minor) = (raw.major.get(), raw.minor.get());
         if major != MAJOR {
@@ -161,15 +175,12 @@ impl Superblock {
         if found.segment_bytes < 2 * BLOCK as u64 || !found.segment_bytes.is_power_of_two() {
             return Err(SuperblockError::Segments(found.segment_bytes));
         }
-        Ok(Some(found))
+        Ok(found)
     }
 }
 
 impl Found {
     fn of(block: &[u8]) -> Found {
-        if block.iter().all(|byte| *byte == 0) {
-            return Found::Zeros;
-        }
         let Ok(raw) = RawSuperblock::read_from_bytes(block) else { return Found::Foreign };
         match (&raw.magic == MAGIC, raw.crc.get() == crc32c(&block[..BLOCK - 4])) {
             (true, true) => Found::Whole(Box::new(raw)),

@@ -94,7 +94,7 @@ fn format_1_stays_what_it_is() {
     assert_eq!(SegmentHeader::decode(&header.encode(&DEVICE), &DEVICE), Some(header));
     assert_eq!(Body::decode(&snapshot.encode(&stamp)), Some((stamp, snapshot)));
     assert_eq!(Body::decode(&notes.encode(&stamp)), Some((stamp, notes)));
-    assert_eq!(Superblock::read(&block, &block, "cluster", "node", 1 << 36), Ok(Some(superblock)));
+    assert_eq!(Superblock::read(&block, &block, "cluster", "node", 1 << 36), Ok(superblock));
     let found = load(&path, &DEVICE).unwrap().unwrap();
     assert_eq!((found.columns.len(), found.chunks.len(), found.foot.version_max), (1, 1, 50));
 }

@@ -16,7 +16,7 @@ const SETTLED: Duration = Duration::from_millis(260);
 fn main() {
     let directory = tempfile::tempdir().unwrap();
     let data = DataDir::open(directory.path(), "c", "n", 1).unwrap();
-    let store = Store::new(MEMORY, data);
+    let store = Store::new(MEMORY, data).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut columns = Vec::new();

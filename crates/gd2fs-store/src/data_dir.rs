@@ -8,9 +8,15 @@ use gd2fs_wire::sums::crc32c;
 use thiserror::Error;
 
 use crate::epochs::Epochs;
+use crate::log_list;
+use crate::log_set::LogId;
 use crate::superblock::{Superblock, SuperblockError};
 
 const INCARNATION_MAGIC: &[u8; 8] = b"GD2FSINC";
+/// The file that names the last life's logs.
+const LOGS: &str = "logs";
+/// Before a log's id, the name of its checkpoint.
+const CHECKPOINT: &str = "checkpoint-";
 
 /// Why a data directory cannot be used.
 #[derive(Debug, Error)]
@@ -27,6 +33,11 @@ pub enum DataDirError {
     Incarnation(PathBuf),
     #[error("incarnation {asked} is not above {last}, which this data directory saw already; register again")]
     NotHigher { asked: u32, last: u32 },
+    #[error(
+        "{0}: it is damaged, so that nobody knows which logs are the last word; restore it, or remove it and the files of \
+         node.logs (of block devices zero the first MiB), with what they hold"
+    )]
+    Logs(PathBuf),
     #[error("{path}: the record at byte {offset} is damaged; restore it or give an empty directory")]
     Journal { path: PathBuf, offset: usize },
 }
@@ -41,6 +52,8 @@ impl DataDirError {
 pub struct DataDir {
     pub(crate) epochs: Epochs,
     pub(crate) incarnation: u32,
+    /// Of the last life.
+    logs: Vec<LogId>,
     path: PathBuf,
     _lock: File,
 }
@@ -59,12 +72,38 @@ impl DataDir {
             None => write_durably(&superblock_path, &superblock.encode())
                 .map_err(DataDirError::io(&superblock_path))?,
         }
+        let logs = log_list::read(&path.join(LOGS))?;
         raise_incarnation(&path.join("incarnation"), incarnation)?;
-        Ok(DataDir { epochs: Epochs::open(&epochs_path)?, incarnation, path: path.into(), _lock: lock })
+        Ok(DataDir { epochs: Epochs::open(&epochs_path)?, incarnation, logs, path: path.into(), _lock: lock })
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The logs of the last life that served.
+    pub(crate) fn logs(&self) -> &[LogId] {
+        &self.logs
+    }
+
+    /// Where the checkpoint of a log lies.
+    pub(crate) fn checkpoint(&self, log: &LogId) -> PathBuf {
+        self.path.join(format!("{CHECKPOINT}{log}"))
+    }
+
+    /// This life's logs, before it serves or changes anything: every other one has missed a life from here on. Durable when this
+    /// returns. Checkpoints of others are of no use any more.
+    pub(crate) fn keep_logs(&self, logs: &[LogId]) -> Result<(), DataDirError> {
+        log_list::write(&self.path.join(LOGS), logs)?;
+        for entry in std::fs::read_dir(&self.path).map_err(DataDirError::io(&self.path))? {
+            let path = entry.map_err(DataDirError::io(&self.path))?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let Some(rest) = name.strip_prefix(CHECKPOINT) else { continue };
+            if !logs.iter().any(|log| rest.starts_with(&log.to_string())) {
+                std::fs::remove_file(&path).map_err(DataDirError::io(&path))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -104,7 +143,7 @@ fn decode_incarnation(bytes: &[u8]) -> Option<u32> {
     (&bytes[..8] == INCARNATION_MAGIC && word(12) == crc32c(&bytes[..12])).then(|| word(8))
 }
 
-fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, DataDirError> {
+pub(crate) fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, DataDirError> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

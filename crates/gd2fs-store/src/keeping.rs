@@ -20,6 +20,8 @@ use crate::frame::Frame;
 use crate::tier::{Record, Tier, failure_of};
 
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// Notes of one column that wait at once, so that many columns fit into what a log lets wait.
+const FORGETS_AT_ONCE: usize = 64;
 
 /// Changes that must be durable before they are answered.
 #[derive(Default)]
@@ -27,11 +29,24 @@ pub(crate) struct Owed {
     notes: Vec<Note>,
     /// Chunks, each with the change that a snapshot must hold.
     kept: BTreeMap<u64, u64>,
+    /// Chunks whose record has moved to another log, each with the version up to which the logs must forget it: else the former
+    /// record would be the last word once the newer one's log is gone.
+    former: BTreeMap<u64, u64>,
 }
 
 impl Owed {
     fn is_empty(&self) -> bool {
-        self.notes.is_empty() && self.kept.is_empty()
+        self.notes.is_empty() && self.kept.is_empty() && self.former.is_empty()
+    }
+
+    /// Another log has a newer record of the chunk than this version.
+    pub fn forget_former(&mut self, index: u64, version: u64) {
+        let known = self.former.entry(index).or_insert(version);
+        *known = version.max(*known);
+    }
+
+    pub fn has_former(&self) -> bool {
+        !self.former.is_empty()
     }
 
     /// Whether the log may bring former bytes of a chunk back.
@@ -77,6 +92,7 @@ impl Column {
     pub(crate) fn owe_forget(&self, state: &mut State, index: u64) {
         let (key, version) = (self.key(index), self.shared.next_version());
         state.owed.kept.remove(&index);
+        state.owed.former.remove(&index);
         state.owed.notes.retain(|note| !matches!(note, Note::Forget { key: gone, .. } if *gone == key));
         state.owed.notes.push(Note::Forget { key, version });
     }
@@ -102,9 +118,41 @@ impl Column {
         for (index, change) in &kept {
             self.kept(*index, *change).await?;
         }
-        let owed = &mut self.state.lock().owed;
-        owed.notes.retain(|note| !notes.contains(note));
-        owed.kept.retain(|index, change| kept.get(index).is_none_or(|kept| kept < change));
+        {
+            let owed = &mut self.state.lock().owed;
+            owed.notes.retain(|note| !notes.contains(note));
+            owed.kept.retain(|index, change| kept.get(index).is_none_or(|kept| kept < change));
+        }
+        self.settle_former().await
+    }
+
+    /// Has the logs forget former records of chunks that have moved from one log to another.
+    async fn settle_former(self: &Arc<Self>) -> Result<(), Failure> {
+        let former: Vec<(u64, u64)> = {
+            let state = self.state.lock();
+            state.owed.former.iter().map(|(index, version)| (*index, *version)).collect()
+        };
+        for group in former.chunks(FORGETS_AT_ONCE) {
+            // The newer records first: until they are durable the former ones are what a flush has promised.
+            for tier in &self.shared.tiers {
+                tier.log.sync().await.map_err(|error| failure_of(&error))?;
+            }
+            let begun: Vec<_> = group
+                .iter()
+                .flat_map(|(index, version)| {
+                    self.shared.note(Note::Forget { key: self.key(*index), version: *version })
+                })
+                .collect();
+            for note in begun {
+                note.await.map_err(|error| failure_of(&error))?;
+            }
+            let owed = &mut self.state.lock().owed;
+            for (index, version) in group {
+                if owed.former.get(index) == Some(version) {
+                    owed.former.remove(index);
+                }
+            }
+        }
         Ok(())
     }
 
@@ -133,7 +181,7 @@ impl Column {
         for tier in &self.shared.tiers {
             tier.log.sync().await.map_err(|error| failure_of(&error))?;
         }
-        Ok(())
+        self.settle_former().await
     }
 
     fn hurry(self: &Arc<Self>, index: u64) {
@@ -225,7 +273,8 @@ impl Column {
         version: u64,
         place: LogPlace,
     ) -> bool {
-        let mut state = self.state.lock();
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
         let Some(chunk) = state.chunks.get_mut(&index) else { return false };
         let Some(appending) = chunk.appending.take_if(|appending| appending.version == version) else {
             return false;
@@ -235,14 +284,17 @@ impl Column {
         let held = self.tenant().log.hold(u64::from(place.bytes));
         let record = Record { tier: Arc::clone(tier), place, version, changed, runs, held };
         let former = chunk.record.replace(record);
+        if let Some(former) = former.as_ref().filter(|former| !Arc::ptr_eq(&former.tier, tier)) {
+            state.owed.forget_former(index, former.version);
+        }
         if changed == chunk.changed {
             chunk.dirty = None;
-            self.list_dram(&mut state);
+            self.list_dram(state);
         } else {
             tier.queue.push((Arc::downgrade(self), index));
         }
-        self.list_log(&mut state);
-        drop(state);
+        self.list_log(state);
+        drop(guard);
         drop(former);
         self.shared.counters.flushed_bytes.fetch_add(u64::from(place.bytes), Relaxed);
         self.progress.notify_waiters();

@@ -23,6 +23,8 @@ mod histogram;
 mod hurdle;
 mod keeping;
 mod ledger;
+mod log_list;
+mod log_set;
 mod mapping;
 mod owner;
 mod pins;

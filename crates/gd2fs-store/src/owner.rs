@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use gd2fs_log::{ColumnEntry, Entries, Key, Owner, Place};
+use tokio::runtime::Handle;
 
 use crate::columns::Columns;
 use crate::tier::Tier;
@@ -10,7 +11,10 @@ use crate::tier::Tier;
 /// The store towards one of its logs.
 pub(crate) struct TierOwner {
     pub tier: Arc<Tier>,
+    /// The node's other logs.
+    pub others: Vec<Arc<Tier>>,
     pub columns: Arc<Columns>,
+    pub runtime: Handle,
 }
 
 impl Owner for TierOwner {
@@ -49,6 +53,14 @@ impl Owner for TierOwner {
                     let runs = record.runs.as_deref().unwrap_or(chunk.runs().as_slice());
                     entries.chunk(column.key(*index), record.version, runs, record.place);
                 }
+            }
+        }
+        // A record may be missing above because its chunk has a newer one in another log. It is dead once the checkpoint counts,
+        // and what replaced it must be durable by then.
+        for other in &self.others {
+            if let Err(error) = self.runtime.block_on(other.log.sync()) {
+                // What it had not made durable is lost with it, as it would be without this log's checkpoint.
+                tracing::warn!("{}: {error}", other.path.display());
             }
         }
     }

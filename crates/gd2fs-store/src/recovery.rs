@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use gd2fs_log::{ColumnEntry, Recovered};
+use tokio::task::JoinSet;
 
 use crate::chunk::Chunk;
 use crate::column::{Column, State};
@@ -13,6 +15,12 @@ use crate::columns::{Name, Slot};
 use crate::geometry::Geometry;
 use crate::store::{Store, bury};
 use crate::tier::Record;
+
+/// Columns whose former records are being forgotten: each has at most 64 notes under way, of the 4,096 that a log lets wait.
+const FORGETTING_MAX: usize = 32;
+/// A log that was full when its node ended frees segments first; the start waits a second for it.
+const FORGETTING_ATTEMPTS: u32 = 10;
+const FORGETTING_PAUSE: Duration = Duration::from_millis(100);
 
 /// Takes over what each log of the store has found.
 pub(crate) fn recover(store: &Store, found: Vec<Recovered>) {
@@ -55,8 +63,13 @@ pub(crate) fn recover(store: &Store, found: Vec<Recovered>) {
             let Some(state) = states.get_mut(&(key.file, key.column)) else { continue };
             match state.chunks.entry(key.chunk) {
                 Entry::Vacant(entry) => drop(entry.insert(chunk)),
-                Entry::Occupied(mut entry) if entry.get().changed < version => drop(entry.insert(chunk)),
-                Entry::Occupied(_) => {}
+                Entry::Occupied(mut entry) => {
+                    let former = match entry.get().changed < version {
+                        true => entry.insert(chunk).changed,
+                        false => version,
+                    };
+                    state.owed.forget_former(key.chunk, former);
+                }
             }
         }
     }
@@ -72,5 +85,32 @@ pub(crate) fn recover(store: &Store, found: Vec<Recovered>) {
         column.list_log(&mut column.state.lock());
         shard.insert(name, Slot::Live(column));
         shared.changed.note(name);
+    }
+}
+
+/// Where several logs had a record of a chunk, all but the newest are void for good before anything is served. A log that cannot
+/// be told leaves it owed: until it is, no flush of that column succeeds.
+pub(crate) async fn forget_former(store: &Store) {
+    for _ in 0..FORGETTING_ATTEMPTS {
+        let mut columns = store.columns.all();
+        columns.retain(|column| column.state.lock().owed.has_former());
+        if columns.is_empty() {
+            return;
+        }
+        let (mut settling, mut failed) = (JoinSet::new(), None);
+        for column in columns {
+            if settling.len() == FORGETTING_MAX
+                && let Some(Ok(Err(failure))) = settling.join_next().await
+            {
+                failed = Some(failure);
+            }
+            settling.spawn(async move { column.settle().await });
+        }
+        while let Some(ended) = settling.join_next().await {
+            failed = ended.unwrap_or(Ok(())).err().or(failed);
+        }
+        let Some(failure) = failed else { return };
+        tracing::warn!("a log still has bytes that another log has newer: {}", failure.message);
+        tokio::time::sleep(FORGETTING_PAUSE).await;
     }
 }

@@ -9,6 +9,7 @@ use gd2fs_wire::capability::Capability;
 use gd2fs_wire::messages::{ColumnStat, SealItem};
 use gd2fs_wire::{Clock, Code, Failure};
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 
@@ -16,13 +17,14 @@ use crate::arena::Arena;
 use crate::changed::Changed;
 use crate::column::{Column, Opened};
 use crate::columns::{Columns, Name, Slot};
-use crate::data_dir::DataDir;
+use crate::data_dir::{DataDir, DataDirError};
 use crate::flusher::flush_behind;
 use crate::geometry::Geometry;
+use crate::log_set::open_all;
 use crate::owner::TierOwner;
 use crate::pins::Pins;
 use crate::precedence::Precedence;
-use crate::recovery::recover;
+use crate::recovery::{forget_former, recover};
 use crate::scrub::Scrubber;
 use crate::shared::{Counters, Shared};
 use crate::tenants::Tenants;
@@ -48,16 +50,20 @@ pub struct Store {
 impl Store {
     /// A store of at most `memory_bytes` over a data directory, with the epochs and tombstones that outlived the last one, and
     /// without a log.
-    pub fn new(memory_bytes: usize, data: DataDir) -> Store {
-        Store::over(memory_bytes, data, Duration::ZERO, 0, Vec::new(), 1.0)
+    ///
+    /// # Errors
+    /// `Io`: the directory must learn that this life has no log.
+    pub fn new(memory_bytes: usize, data: DataDir) -> Result<Store, DataDirError> {
+        data.keep_logs(&[])?;
+        Ok(Store::over(memory_bytes, data, Duration::ZERO, 0, Vec::new(), 1.0))
     }
 
     /// The same with logs, and with what they hold.
+    ///
+    /// # Errors
+    /// Why a log cannot be used; what exists is then left as it was.
     pub async fn with_logs(memory_bytes: usize, data: DataDir, tiers: Tiers) -> Result<Store, TierError> {
-        let mut opened = Vec::with_capacity(tiers.logs.len());
-        for log in &tiers.logs {
-            opened.push(Tier::open(log, &tiers, &data).await?);
-        }
+        let opened = open_all(&tiers, &data).await?;
         let (logs, found): (Vec<Arc<Tier>>, Vec<Recovered>) = opened.into_iter().unzip();
         let dirty_bytes_max = match tiers.dirty_bytes_max {
             0 => memory_bytes / 2,
@@ -68,12 +74,16 @@ impl Store {
         recover(&store, found);
         for tier in &store.shared.tiers {
             tier.warn_if_small();
-            let owner = Arc::new(TierOwner { tier: Arc::clone(tier), columns: Arc::clone(&store.columns) });
+            let others =
+                store.shared.tiers.iter().filter(|other| !Arc::ptr_eq(other, tier)).cloned().collect();
+            let (tier, columns, runtime) = (Arc::clone(tier), Arc::clone(&store.columns), Handle::current());
+            let owner = Arc::new(TierOwner { tier: Arc::clone(&tier), others, columns, runtime });
             tier.log.start(Arc::downgrade(&owner) as std::sync::Weak<dyn Owner>);
             store.owners.push(owner);
-            let flusher = tokio::spawn(flush_behind(Arc::clone(&store.shared), Arc::clone(tier)));
+            let flusher = tokio::spawn(flush_behind(Arc::clone(&store.shared), tier));
             store.flushers.get_mut().push(flusher);
         }
+        forget_former(&store).await;
         Ok(store)
     }
 

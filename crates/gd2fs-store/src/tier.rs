@@ -5,21 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use gd2fs_device::Device;
-use gd2fs_log::{Log, LogError, Options, Place, Recovered, Stats};
-use gd2fs_wire::sums::{Run, crc32c};
+use gd2fs_log::{Log, LogError, Place, Stats};
+use gd2fs_wire::sums::Run;
 use gd2fs_wire::{Code, Failure};
 use parking_lot::Mutex;
 use thiserror::Error;
 
-use crate::data_dir::DataDir;
+use crate::data_dir::DataDirError;
 use crate::dirty::Queue;
-use crate::geometry::STRIPE_UNIT_MAX;
 use crate::ledger::Held;
 
-/// A log has room for so many of its largest records, so that reclaim has something to choose from.
-const RECORDS_MIN: u64 = 32;
-const RECORD_BYTES_MIN: u64 = 64 << 10;
 /// Of files for which nobody asks for another one (control's default).
 const STRIPE_UNIT_DEFAULT: u32 = 4 << 20;
 /// Of what can live in a log at all. With more than this alive reclaim copies several bytes for each that it frees.
@@ -60,6 +55,23 @@ pub enum TierError {
     Device(#[from] gd2fs_device::Error),
     #[error("{}", named(path, error))]
     Log { path: PathBuf, error: LogError },
+    #[error("{0}")]
+    DataDir(#[from] DataDirError),
+    #[error(
+        "node.logs: {}: this log has missed a life of its node, or belongs to another data directory than {}: it would bring \
+         back bytes that were replaced or deleted since. Use the data directory that it belongs to. If there is none, what the \
+         log holds is stale and lost: remove the file (of a block device zero the first MiB) and start again",
+        path.display(), data_dir.display()
+    )]
+    Stranger { path: PathBuf, data_dir: PathBuf },
+    #[error("node.logs: {} is a copy of {}; leave one of them out", path.display(), original.display())]
+    Copy { path: PathBuf, original: PathBuf },
+    #[error(
+        "node.log_bytes is {asked} and {} has {found} bytes; a log keeps the size that it was made with: set node.log_bytes to \
+         {found}, or to 0, which takes what is there, or, to make it anew with what it holds lost, remove the file",
+        path.display()
+    )]
+    Bytes { path: PathBuf, asked: u64, found: u64 },
 }
 
 pub(crate) struct Tier {
@@ -74,32 +86,15 @@ pub(crate) struct Tier {
 }
 
 impl Tier {
-    pub async fn open(
-        wanted: &LogDevice,
-        tiers: &Tiers,
-        data: &DataDir,
-    ) -> Result<(Arc<Tier>, Recovered), TierError> {
-        let path = &wanted.path;
-        let device = match wanted.bytes {
-            0 => Device::open(path, &wanted.options)?,
-            bytes => Device::create(path, bytes, &wanted.options)?,
-        };
-        let largest = (device.bytes() / RECORDS_MIN).clamp(RECORD_BYTES_MIN, u64::from(STRIPE_UNIT_MAX));
-        // By the path, so that another order in the configuration changes nothing.
-        let name = format!("checkpoint-{:08x}", crc32c(path.as_os_str().as_encoded_bytes()));
-        let mut options = Options::new(&tiers.cluster, &tiers.node, data.path().join(name));
-        options.payload_bytes_max = 1 << largest.ilog2();
-        let opened = Log::open(Arc::new(device), options).await;
-        let (log, recovered) = opened.map_err(|error| TierError::Log { path: path.clone(), error })?;
-        let tier = Tier {
-            path: path.clone(),
+    pub fn new(path: PathBuf, log: Log) -> Tier {
+        Tier {
+            path,
             log,
             queue: Queue::default(),
             trouble: Mutex::default(),
             evicting: tokio::sync::Mutex::default(),
             closed: AtomicBool::default(),
-        };
-        Ok((Arc::new(tier), recovered))
+        }
     }
 
     /// Says which files it refuses, if those of the default shape are among them: none of them says so before it is opened.

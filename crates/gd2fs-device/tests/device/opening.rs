@@ -18,7 +18,7 @@ fn message(result: Result<Device, Error>) -> String {
 }
 
 #[test]
-fn a_file_is_preallocated_grown_and_never_cut() {
+fn a_file_is_allocated_once_and_what_holds_data_is_left_as_it_is() {
     let options = Options::default();
     let (home, first) = device(MIB, &options);
     let path = home.path().join("log");
@@ -27,15 +27,43 @@ fn a_file_is_preallocated_grown_and_never_cut() {
     assert!(fs::metadata(&path).unwrap().blocks() * 512 >= MIB as u64);
     assert!(matches!(Device::create(&path, MIB as u64, &options), Err(Error::Locked { .. })));
     drop(first);
-    for (asked, bytes) in [(3 * MIB, 3 * MIB), (MIB, 3 * MIB)] {
+    let resize =
+        |bytes| fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes as u64).unwrap();
+    for asked in [3 * MIB, MIB, MIB / 2] {
         let device = Device::create(&path, asked as u64, &options).unwrap();
-        assert_eq!(device.bytes(), bytes as u64);
+        assert_eq!(device.bytes(), MIB as u64, "what holds data is neither grown nor cut");
         assert_eq!(read(&device, 0, BLOCK), [1; BLOCK]);
-        assert!(fs::metadata(&path).unwrap().blocks() * 512 >= bytes as u64);
     }
-    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(3 * MIB as u64 + 77).unwrap();
-    assert_eq!(Device::open(&path, &options).unwrap().bytes(), 3 * MIB as u64);
+    resize(3 * MIB + 77);
+    let device = Device::open(&path, &options).unwrap();
+    assert_eq!((device.bytes(), device.is_block()), (3 * MIB as u64, false));
+    assert!(fs::metadata(&path).unwrap().blocks() * 512 < 2 * MIB as u64);
+    device.allocate().unwrap();
+    assert!(fs::metadata(&path).unwrap().blocks() * 512 >= 3 * MIB as u64, "without holes");
+    assert_eq!(fs::metadata(&path).unwrap().len(), 3 * MIB as u64 + 77);
+    drop(device);
     assert!(!Device::open(&path, &Options { direct: false, ..options }).unwrap().is_direct());
+}
+
+#[test]
+fn a_file_without_data_is_as_good_as_none() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("log");
+    assert!(Device::is_vacant(&path).unwrap());
+    for holes in [0, 100, MIB, 3 * MIB] {
+        let file = File::create(&path).unwrap();
+        file.set_len(holes as u64).unwrap();
+        assert!(Device::is_vacant(&path).unwrap(), "{holes} bytes, all in holes");
+        let device = Device::create(&path, MIB as u64, &Options::default()).unwrap();
+        assert_eq!(device.bytes(), MIB as u64);
+        assert!(fs::metadata(&path).unwrap().blocks() * 512 >= MIB as u64);
+    }
+    fs::write(&path, "x").unwrap();
+    assert!(!Device::is_vacant(&path).unwrap());
+    let message = message(Device::create(&path, MIB as u64, &Options::default()));
+    assert!(message.contains("it has 1 bytes and a device has at least 4096"), "{message}");
+    assert_eq!(fs::read(&path).unwrap(), b"x", "a refusal changes nothing");
+    assert!(Device::is_vacant(home.path()).is_err());
 }
 
 #[test]

@@ -57,7 +57,7 @@ impl Client {
         let config = Config::from_json(&text).unwrap();
         let data = DataDir::open(directory.path(), "c", "n", 1).unwrap();
         let keys = gd2fs_wire::Keys::development();
-        let shared = Arc::new(Shared::new(config, keys, Store::new(16 << 20, data)));
+        let shared = Arc::new(Shared::new(config, keys, Store::new(16 << 20, data).unwrap()));
         let (near, far) = fake::pair(Faults::default(), Faults::default());
         let memory = Arc::new(RemoteMemory::new(0, 0));
         let (stopping, shutdown) = watch::channel(None);

@@ -8,13 +8,13 @@ use gd2fs_wire::messages::Tier;
 use super::tiers::{Disk, PATIENCE, column, get, put, run};
 use super::*;
 
-const CHUNKS: usize = 8;
+pub const CHUNKS: usize = 8;
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
-struct Dice(u64);
+pub struct Dice(pub u64);
 
 impl Dice {
-    fn below(&mut self, limit: usize) -> usize {
+    pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -24,10 +24,10 @@ impl Dice {
 }
 
 /// One chunk's bytes, None where nothing was written.
-type Bytes = Vec<Option<u8>>;
+pub type Bytes = Vec<Option<u8>>;
 
 #[derive(Clone)]
-struct Chunk {
+pub struct Chunk {
     /// What the chunk was since it was last durable, oldest first; the last is what it is. A cut may go back to any of them.
     past: Vec<Bytes>,
     /// Bytes that are durable.
@@ -35,15 +35,15 @@ struct Chunk {
 }
 
 impl Chunk {
-    fn new() -> Chunk {
+    pub fn new() -> Chunk {
         Chunk { past: vec![vec![None; UNIT as usize]], durable: vec![false; UNIT as usize] }
     }
 
-    fn now(&self) -> &Bytes {
+    pub fn now(&self) -> &Bytes {
         self.past.last().unwrap()
     }
 
-    fn write(&mut self, start: usize, bytes: &[u8]) {
+    pub fn write(&mut self, start: usize, bytes: &[u8]) {
         let mut next = self.now().clone();
         for (old, new) in next[start..].iter_mut().zip(bytes) {
             *old = Some(*new);
@@ -54,21 +54,33 @@ impl Chunk {
         }
     }
 
-    fn settle(&mut self) {
+    pub fn settle(&mut self) {
         self.past.drain(..self.past.len() - 1);
         self.durable = self.now().iter().map(Option::is_some).collect();
     }
 
     /// Takes what a recovery found for the truth.
-    fn recover(&mut self, found: &Bytes, context: &str) {
+    pub fn recover(&mut self, found: &Bytes, context: &str) {
         assert!(self.past.contains(found), "{context}: the chunk is none of its {} pasts", self.past.len());
+        self.past = vec![found.clone()];
+        self.settle();
+    }
+
+    /// The same after logs were lost: any of it may be missing, but what is there is of one past.
+    pub fn recover_in_part(&mut self, found: &Bytes, context: &str) {
+        let fits = |past: &Bytes| found.iter().zip(past).all(|(now, then)| now.is_none() || now == then);
+        assert!(
+            self.past.iter().any(fits),
+            "{context}: bytes of none of the chunk's {} pasts",
+            self.past.len()
+        );
         self.past = vec![found.clone()];
         self.settle();
     }
 }
 
 /// All that is valid of a chunk, in the pieces of one read each.
-async fn look(file: &Arc<Column>, chunk: usize) -> Bytes {
+pub async fn look(file: &Arc<Column>, chunk: usize) -> Bytes {
     let mut found = vec![None; UNIT as usize];
     let base = chunk as u64 * u64::from(UNIT);
     let extents = file.whereabouts(base, base + u64::from(UNIT)).unwrap();

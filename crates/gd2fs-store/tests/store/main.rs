@@ -6,6 +6,8 @@ mod evict;
 mod grants;
 mod histories;
 mod lives;
+mod log_set;
+mod log_set_lives;
 mod memory;
 mod ranges;
 mod restart;
@@ -33,7 +35,7 @@ impl Bench {
     pub fn new(memory_bytes: usize) -> Bench {
         let directory = tempfile::tempdir().unwrap();
         let data = DataDir::open(directory.path(), "c", "n", 1).unwrap();
-        Bench { store: Store::new(memory_bytes, data), directory }
+        Bench { store: Store::new(memory_bytes, data).unwrap(), directory }
     }
 
     /// The same node after its memory was lost.
@@ -42,7 +44,7 @@ impl Bench {
         let incarnation = store.incarnation() + 1;
         drop(store);
         let data = DataDir::open(directory.path(), "c", "n", incarnation).unwrap();
-        Bench { store: Store::new(64 << 20, data), directory }
+        Bench { store: Store::new(64 << 20, data).unwrap(), directory }
     }
 
     pub fn open(&self, grant: u64) -> Arc<Column> {

@@ -1,11 +1,12 @@
 //! Memory and log together: what is written behind, what comes back, what is given up.
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use gd2fs_device::fault::{Effect, Faults, PowerCut, Rule};
 use gd2fs_device::{EngineKind, Kind};
-use gd2fs_store::{DataDirError, LogDevice, Tiers};
+use gd2fs_store::{DataDirError, LogDevice, TierError, Tiers};
 
 use super::*;
 
@@ -24,6 +25,8 @@ pub struct Disk {
     pub memory_bytes: usize,
     pub log_bytes: u64,
     pub logs: usize,
+    /// The names of the logs, in their order; None: `log0` and on, as many as `logs` says.
+    pub names: Option<Vec<String>>,
     pub flush_delay: Duration,
     pub tenant_share: f64,
     pub power: Option<PowerCut>,
@@ -41,6 +44,7 @@ impl Disk {
             memory_bytes,
             log_bytes,
             logs: 1,
+            names: None,
             flush_delay,
             tenant_share: 1.0,
             power: None,
@@ -50,20 +54,34 @@ impl Disk {
 
     /// The store of the next incarnation, with a log that writes only when it is asked to, unless `flush_delay` is less.
     pub async fn open(&mut self) -> Store {
+        self.try_open().await.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The data directory, at the next incarnation.
+    pub async fn data_dir(&mut self) -> Result<DataDir, DataDirError> {
         self.incarnation += 1;
         let begun = Instant::now();
-        let data = loop {
+        loop {
             match DataDir::open(self.directory.path(), "c", "n", self.incarnation) {
-                Ok(data) => break data,
                 // The tasks of a store that was dropped without being closed end by themselves.
                 Err(DataDirError::InUse(_)) if begun.elapsed() < PATIENCE / 2 => {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
-                Err(error) => panic!("{error}"),
+                opened => return opened,
             }
-        };
-        let device = |index: usize| LogDevice {
-            path: self.directory.path().join(format!("log{index}")),
+        }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub async fn try_open(&mut self) -> Result<Store, TierError> {
+        let data = self.data_dir().await.unwrap_or_else(|error| panic!("{error}"));
+        let names = self.names.clone();
+        let names = names.unwrap_or_else(|| (0..self.logs).map(|index| format!("log{index}")).collect());
+        let device = |name: &String| LogDevice {
+            path: self.path(name),
             bytes: self.log_bytes,
             options: gd2fs_device::Options {
                 engine: EngineKind::Pool,
@@ -77,12 +95,12 @@ impl Disk {
         let tiers = Tiers {
             cluster: "c".into(),
             node: "n".into(),
-            logs: (0..self.logs).map(device).collect(),
+            logs: names.iter().map(device).collect(),
             flush_delay: self.flush_delay,
             dirty_bytes_max: 0,
             tenant_share: self.tenant_share,
         };
-        Store::with_logs(self.memory_bytes, data, tiers).await.unwrap()
+        Store::with_logs(self.memory_bytes, data, tiers).await
     }
 
     fn change_log(&self, change: impl FnOnce(&mut Vec<u8>)) {

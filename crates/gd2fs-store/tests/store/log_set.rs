@@ -1,0 +1,361 @@
+//! Logs that are added, moved, left out for a life, copied and lost: exact bytes, `LOST`, or a start that is refused.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use gd2fs_device::fault::PowerCut;
+use gd2fs_store::TierError;
+
+use super::tiers::{Disk, MIB, PATIENCE, column, get, put, run};
+use super::*;
+
+const CHUNKS: u64 = 8;
+
+fn disk(names: &[&str]) -> Disk {
+    let mut disk = Disk::new(16 * MIB, 32 << 20);
+    use_logs(&mut disk, names);
+    disk
+}
+
+fn use_logs(disk: &mut Disk, names: &[&str]) {
+    disk.names = Some(names.iter().map(|name| String::from(*name)).collect());
+}
+
+async fn put_all(file: &Arc<Column>, seed: u8) {
+    for chunk in 0..CHUNKS {
+        put(file, 0, chunk * u64::from(UNIT), &pattern(10_000, seed + chunk as u8)).await.unwrap();
+    }
+}
+
+/// How many chunks hold what `put_all` wrote with this seed. All others must be lost.
+async fn held(file: &Arc<Column>, seed: u8) -> u64 {
+    let mut held = 0;
+    for chunk in 0..CHUNKS {
+        match get(file, chunk * u64::from(UNIT), 10_000).await {
+            Ok(bytes) => {
+                assert!(bytes == pattern(10_000, seed + chunk as u8), "chunk {chunk}: other bytes");
+                held += 1;
+            }
+            Err(failure) => assert_eq!(failure.code, Code::Lost, "chunk {chunk}: {failure}"),
+        }
+    }
+    held
+}
+
+/// One life in which everything is written and flushed. A `killed` node is not closed.
+async fn written(disk: &mut Disk, seed: u8, killed: bool) {
+    let store = disk.open().await;
+    let file = column(&store, 0).await;
+    put_all(&file, seed).await;
+    file.flush().await.unwrap();
+    if !killed {
+        store.close(PATIENCE).await.unwrap();
+    }
+}
+
+async fn found(disk: &mut Disk, seed: u8) -> u64 {
+    let store = disk.open().await;
+    let held = held(&column(&store, 0).await, seed).await;
+    store.close(PATIENCE).await.unwrap();
+    held
+}
+
+/// Why a start is refused, and that it leaves everything as it is.
+async fn refused(disk: &mut Disk) -> String {
+    let before = contents(&disk.path(""));
+    let error = disk.try_open().await.err().expect("it must be refused");
+    let after = contents(&disk.path(""));
+    assert!(after == before, "a refused start changed one of {:?}: {error}", after.keys());
+    error.to_string()
+}
+
+/// All files but the one by which each start counts.
+fn contents(directory: &Path) -> BTreeMap<String, Vec<u8>> {
+    let names =
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names = names.filter(|name| name != "incarnation" && directory.join(name).is_file());
+    names.map(|name| (name.clone(), fs::read(directory.join(name)).unwrap())).collect()
+}
+
+#[test]
+fn an_overwrite_is_not_undone_by_the_loss_of_the_log_that_has_it() {
+    run(async {
+        for (killed, flushed) in [(true, true), (false, true), (true, false)] {
+            let mut disk = disk(&["a"]);
+            written(&mut disk, 1, false).await;
+            use_logs(&mut disk, &["a", "b"]);
+            if flushed {
+                written(&mut disk, 100, killed).await;
+            } else {
+                // Bytes that replace flushed ones are durable when the write returns.
+                let store = disk.open().await;
+                put_all(&column(&store, 0).await, 100).await;
+            }
+            fs::remove_file(disk.path("b")).unwrap();
+            assert_eq!(found(&mut disk, 100).await, CHUNKS / 2, "those of the log that is still there");
+        }
+    });
+}
+
+#[test]
+fn of_records_that_two_logs_have_only_the_newest_counts_from_the_next_start_on() {
+    run(async {
+        let mut disk = disk(&["a"]);
+        written(&mut disk, 1, false).await;
+        // Half of the chunks go to the other log when they grow. That contradicts nothing, and nobody flushes: both records stay.
+        use_logs(&mut disk, &["a", "b"]);
+        disk.flush_delay = Duration::ZERO;
+        let store = disk.open().await;
+        let file = column(&store, 0).await;
+        for chunk in 0..CHUNKS {
+            put(&file, 0, chunk * u64::from(UNIT) + 10_000, &pattern(10_000, 7)).await.unwrap();
+        }
+        while store.tier_stats().dirty_bytes > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        drop((file, store));
+        // The newer of them is overwritten in its own log.
+        let store = disk.open().await;
+        let file = column(&store, 0).await;
+        put_all(&file, 100).await;
+        drop((file, store));
+        fs::remove_file(disk.path("b")).unwrap();
+        assert_eq!(found(&mut disk, 100).await, CHUNKS / 2, "those of the log that is still there");
+    });
+}
+
+#[test]
+fn a_record_is_kept_until_what_replaces_it_in_another_log_is_durable() {
+    run(async {
+        for seed in 0..8 {
+            let mut disk = disk(&["a"]);
+            written(&mut disk, 1, false).await;
+            use_logs(&mut disk, &["a", "b"]);
+            disk.flush_delay = Duration::ZERO;
+            let power = PowerCut::new(seed);
+            disk.power = Some(power.clone());
+            let store = disk.open().await;
+            let file = column(&store, 0).await;
+            for chunk in 0..CHUNKS {
+                put(&file, 0, chunk * u64::from(UNIT) + 10_000, &pattern(10_000, 7)).await.unwrap();
+            }
+            while store.tier_stats().dirty_bytes > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            // One log alone goes round until what is dead in it is reused; nothing makes the other one durable.
+            let mut hot = capability(0, 1, 1);
+            hot.file = "ff".repeat(16);
+            let hot = store.open(&hot, 0).await.unwrap().0;
+            for round in 0..160u64 {
+                let chunk = round % 4 * 2 + seed % 2;
+                put(&hot, 0, chunk * u64::from(UNIT), &pattern(UNIT as usize, round as u8)).await.unwrap();
+            }
+            power.cut().unwrap();
+            drop((file, hot, store));
+            disk.power = None;
+            assert_eq!(found(&mut disk, 1).await, CHUNKS, "seed {seed}: all of it was flushed");
+        }
+    });
+}
+
+#[test]
+fn a_log_that_has_missed_a_life_is_refused() {
+    run(async {
+        let mut disk = disk(&["a", "b"]);
+        written(&mut disk, 1, false).await;
+        for absent in [&["a"][..], &[]] {
+            let spare = contents(&disk.path(""));
+            use_logs(&mut disk, absent);
+            let store = disk.open().await;
+            put_all(&column(&store, 0).await, 50).await;
+            store.close(PATIENCE).await.unwrap();
+            drop(store);
+            use_logs(&mut disk, &["a", "b"]);
+            let message = refused(&mut disk).await;
+            let stale = if absent.is_empty() { "a" } else { "b" };
+            assert!(message.contains(&format!("node.logs: {}", disk.path(stale).display())), "{message}");
+            assert!(message.contains("missed a life") && message.contains("remove the file"), "{message}");
+            // As the message says, in part and in whole.
+            fs::remove_file(disk.path("b")).unwrap();
+            if absent.is_empty() {
+                assert!(refused(&mut disk).await.contains("missed a life"));
+                fs::remove_file(disk.path("a")).unwrap();
+            }
+            found(&mut disk, 50).await;
+            for (name, bytes) in spare {
+                fs::write(disk.path(&name), bytes).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_log_without_its_data_directory_is_refused_until_that_is_back() {
+    run(async {
+        let (mut disk, mut other) = (disk(&["a"]), disk(&["a"]));
+        written(&mut disk, 1, false).await;
+        written(&mut other, 50, false).await;
+        fs::rename(disk.path("a"), other.path("b")).unwrap();
+        use_logs(&mut other, &["a", "b"]);
+        assert!(refused(&mut other).await.contains("belongs to another data directory"));
+        fs::rename(other.path("b"), disk.path("c")).unwrap();
+        use_logs(&mut disk, &["c"]);
+        assert_eq!(found(&mut disk, 1).await, CHUNKS);
+    });
+}
+
+#[test]
+fn a_log_that_was_never_used_may_have_missed_anything() {
+    run(async {
+        let mut disk = disk(&["a", "b"]);
+        drop(disk.open().await);
+        use_logs(&mut disk, &["a"]);
+        written(&mut disk, 1, false).await;
+        use_logs(&mut disk, &["a", "b"]);
+        assert_eq!(found(&mut disk, 1).await, CHUNKS);
+    });
+}
+
+#[test]
+fn where_a_log_lies_and_in_which_order_says_nothing() {
+    run(async {
+        let mut disk = disk(&["a", "b"]);
+        disk.memory_bytes = 4 * MIB;
+        written(&mut disk, 1, false).await;
+        // Reclaim relies on a checkpoint from here on, so that one under another name would cost everything.
+        for round in 0..20 {
+            written(&mut disk, 20 + round, false).await;
+        }
+        let checkpoints = |disk: &Disk| {
+            let all = contents(&disk.path("")).into_keys().filter(|name| name.starts_with("checkpoint-"));
+            all.filter(|name| !name.contains('.')).count()
+        };
+        assert_eq!(checkpoints(&disk), 2);
+        std::os::unix::fs::symlink(".", disk.path("x")).unwrap();
+        for names in [["b", "a"], ["./a", "b"], ["b", "x/a"]] {
+            use_logs(&mut disk, &names);
+            assert_eq!(found(&mut disk, 39).await, CHUNKS, "{names:?}");
+        }
+        // Each has the other's name.
+        for (from, to) in [("a", "c"), ("b", "a"), ("c", "b")] {
+            fs::rename(disk.path(from), disk.path(to)).unwrap();
+        }
+        use_logs(&mut disk, &["a", "b"]);
+        assert_eq!(found(&mut disk, 39).await, CHUNKS);
+        use_logs(&mut disk, &["a"]);
+        drop(disk.open().await);
+        assert_eq!(checkpoints(&disk), 1, "of a log that is left out nothing stays");
+    });
+}
+
+#[test]
+fn a_copy_beside_its_original_is_refused() {
+    run(async {
+        let mut disk = disk(&["a"]);
+        written(&mut disk, 1, false).await;
+        fs::copy(disk.path("a"), disk.path("b")).unwrap();
+        use_logs(&mut disk, &["a", "b"]);
+        let message = refused(&mut disk).await;
+        assert!(message.contains("is a copy of") && message.contains("leave one of them out"), "{message}");
+        use_logs(&mut disk, &["b"]);
+        assert_eq!(found(&mut disk, 1).await, CHUNKS);
+    });
+}
+
+#[test]
+fn a_size_that_is_not_the_logs_is_refused_and_nothing_grows() {
+    run(async {
+        let mut disk = disk(&["a"]);
+        written(&mut disk, 1, false).await;
+        for asked in [64 << 20, 16 << 20] {
+            disk.log_bytes = asked;
+            let message = refused(&mut disk).await;
+            assert!(message.contains(&format!("node.log_bytes is {asked}")), "{message}");
+            assert!(message.contains("has 33554432 bytes"), "{message}");
+        }
+        disk.log_bytes = 32 << 20;
+        let whole = fs::read(disk.path("a")).unwrap();
+        for length in [31 << 20, 33 << 20] {
+            let mut bytes = whole.clone();
+            bytes.resize(length, 0);
+            fs::write(disk.path("a"), bytes).unwrap();
+            for asked in [32 << 20, length as u64, 0] {
+                disk.log_bytes = asked;
+                let message = refused(&mut disk).await;
+                let sizes =
+                    format!("{length} bytes, and had 33554432 when it was formatted (node.log_bytes)");
+                assert!(message.contains(&sizes), "{message}");
+            }
+        }
+        fs::write(disk.path("a"), whole).unwrap();
+        disk.log_bytes = 0;
+        assert_eq!(found(&mut disk, 1).await, CHUNKS);
+    });
+}
+
+#[test]
+fn what_is_not_a_log_is_refused_and_left_as_it_is() {
+    run(async {
+        let mut disk = disk(&["new", "a"]);
+        let foreign = |at: usize, length: usize| {
+            let mut bytes = vec![0; length];
+            bytes[at..at + 4].copy_from_slice(b"mine");
+            bytes
+        };
+        let whole = 32 << 20;
+        drop(disk.data_dir().await.unwrap());
+        for bytes in [
+            foreign(0, 10_000),
+            foreign(0, whole),
+            foreign(64 << 10, whole),
+            foreign(MIB - 4, whole),
+            foreign(whole - MIB, whole),
+            foreign(whole - 4, whole),
+        ] {
+            fs::write(disk.path("a"), &bytes).unwrap();
+            let message = refused(&mut disk).await;
+            assert!(message.contains("not a GD2FS log") && message.contains("remove the file"), "{message}");
+            assert!(!disk.path("new").exists(), "nor is anything made beside it");
+        }
+        fs::write(disk.path("a"), vec![0; whole]).unwrap();
+        written(&mut disk, 1, false).await;
+        assert_eq!(found(&mut disk, 1).await, CHUNKS, "zeros alone are nobody's");
+    });
+}
+
+#[test]
+fn a_log_whose_first_mib_was_wiped_begins_anew() {
+    run(async {
+        let mut disk = disk(&["a"]);
+        written(&mut disk, 1, false).await;
+        use std::os::unix::fs::FileExt;
+        let file = fs::OpenOptions::new().write(true).open(disk.path("a")).unwrap();
+        file.write_all_at(&[0; 4096], 0).unwrap();
+        assert_eq!(found(&mut disk, 1).await, CHUNKS, "the copy at its end is enough");
+        file.write_all_at(&vec![0; MIB], 0).unwrap();
+        assert_eq!(found(&mut disk, 1).await, 0);
+        written(&mut disk, 50, false).await;
+        assert_eq!(found(&mut disk, 50).await, CHUNKS);
+    });
+}
+
+#[test]
+fn a_damaged_list_of_logs_is_refused() {
+    run(async {
+        let mut disk = disk(&["a"]);
+        written(&mut disk, 1, false).await;
+        let good = fs::read(disk.path("logs")).unwrap();
+        let mut bad = good.clone();
+        bad[9] ^= 1;
+        fs::write(disk.path("logs"), bad).unwrap();
+        let error = disk.data_dir().await.err().expect("it must be refused").to_string();
+        assert!(error.contains("nobody knows which logs are the last word"), "{error}");
+        fs::write(disk.path("logs"), good).unwrap();
+        assert_eq!(found(&mut disk, 1).await, CHUNKS);
+        fs::remove_file(disk.path("logs")).unwrap();
+        let error = disk.try_open().await.err().expect("nothing says that the log is the last word");
+        assert!(matches!(error, TierError::Stranger { .. }), "{error}");
+    });
+}

@@ -1,0 +1,118 @@
+//! Random lives of a store whose logs change from life to life, against the model of [`super::lives`].
+
+use std::time::Duration;
+
+use gd2fs_device::fault::PowerCut;
+use gd2fs_store::TierError;
+
+use super::lives::{CHUNKS, Chunk, Dice, look};
+use super::tiers::{Disk, PATIENCE, column, put, run};
+use super::*;
+
+const LOGS_MAX: usize = 3;
+
+/// What befalls the logs between two lives, and how it is to be told.
+#[derive(Default)]
+struct Fate {
+    lost: bool,
+    refused: usize,
+}
+
+/// Changes the logs and opens the store. Logs that were refused are made anew, as the message says.
+async fn next_life(
+    disk: &mut Disk,
+    dice: &mut Dice,
+    absent: &mut Vec<String>,
+    made: &mut usize,
+) -> (Store, Fate) {
+    let mut fate = Fate::default();
+    let mut names = disk.names.take().unwrap_or_default();
+    match dice.below(6) {
+        0 | 1 if names.len() < LOGS_MAX => {
+            *made += 1;
+            names.push(format!("log{made}"));
+        }
+        2 if names.len() > 1 => {
+            absent.push(names.remove(dice.below(names.len())));
+            fate.lost = true;
+        }
+        3 if names.iter().all(|name| disk.path(name).exists()) => {
+            std::fs::remove_file(disk.path(&names[dice.below(names.len())])).unwrap();
+            fate.lost = true;
+        }
+        4 if !absent.is_empty() && names.len() < LOGS_MAX => {
+            names.push(absent.remove(dice.below(absent.len())))
+        }
+        _ => {}
+    }
+    if dice.below(3) == 0 {
+        names.reverse();
+    }
+    loop {
+        disk.names = Some(names.clone());
+        match disk.try_open().await {
+            Ok(store) => return (store, fate),
+            Err(TierError::Stranger { path, .. }) => {
+                fate.refused += 1;
+                std::fs::remove_file(path).unwrap();
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Lives of one node. How often a log was refused.
+async fn lives(seed: u64) -> usize {
+    let mut dice = Dice(seed);
+    let mut disk = Disk::new(CHUNKS * UNIT as usize, 32 << 20);
+    disk.names = Some(vec!["log0".into()]);
+    disk.flush_delay = Duration::from_millis([0, 3, 3_600_000][dice.below(3)]);
+    let mut model: Vec<Chunk> = (0..CHUNKS).map(|_| Chunk::new()).collect();
+    let (mut absent, mut made, mut refused) = (Vec::new(), 0, 0);
+    for round in 0..8 {
+        let power = PowerCut::new(seed * 100 + round);
+        disk.power = Some(power.clone());
+        let (store, fate) = next_life(&mut disk, &mut dice, &mut absent, &mut made).await;
+        refused += fate.refused;
+        let file = column(&store, 0).await;
+        for (index, chunk) in model.iter_mut().enumerate() {
+            let context = format!("seed {seed}, round {round}, chunk {index}, logs {:?}", disk.names);
+            let found = look(&file, index).await;
+            if fate.lost {
+                chunk.recover_in_part(&found, &context);
+            } else {
+                chunk.recover(&found, &context);
+            }
+        }
+        for step in 0..12 + dice.below(12) {
+            if dice.below(8) == 0 {
+                file.flush().await.unwrap();
+                model.iter_mut().for_each(Chunk::settle);
+                continue;
+            }
+            let (index, start) = (dice.below(CHUNKS), dice.below(UNIT as usize - 1));
+            let longest = [100, 5000, 300_000][dice.below(3)].min(UNIT as usize - start);
+            let length = 1 + dice.below(longest);
+            let bytes = pattern(length, dice.below(256) as u8);
+            let written = put(&file, 0, (index * UNIT as usize + start) as u64, &bytes).await;
+            written.unwrap_or_else(|failure| panic!("seed {seed}, round {round}, step {step}: {failure}"));
+            model[index].write(start, &bytes);
+        }
+        if dice.below(2) == 0 {
+            store.close(PATIENCE).await.unwrap();
+            model.iter_mut().for_each(Chunk::settle);
+        } else {
+            power.cut().unwrap();
+        }
+        drop((file, store));
+    }
+    refused
+}
+
+#[test]
+fn whatever_becomes_of_the_logs_no_chunk_is_ever_what_it_was_before() {
+    let seeds = std::env::var("GD2FS_STORE_SEEDS").map_or(12, |text| text.parse::<u64>().unwrap());
+    let first = std::env::var("GD2FS_STORE_FIRST_SEED").map_or(0, |text| text.parse::<u64>().unwrap());
+    let refused: usize = (first..first + seeds).map(|seed| run(lives(seed))).sum();
+    assert!(refused > 0 || seeds < 12, "no log ever came back after a life without it");
+}
