@@ -71,8 +71,8 @@ pub enum LogError {
     /// A sync failed earlier: what the device holds of the last writes is unknown, so that nothing more is written.
     #[error("the log takes no more writes since a sync failed: {0}; replace the device")]
     Failed(String),
-    /// The checkpoint could not be written.
-    #[error("checkpoint {}: {error}", path.display())]
+    /// The checkpoint could not be written. Without one no segment is used again, so that whoever waits for room learns it too.
+    #[error("checkpoint {}: {error}; make room on its file system, or repair it", path.display())]
     Checkpoint {
         /// The file.
         path: PathBuf,

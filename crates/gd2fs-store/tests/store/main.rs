@@ -7,6 +7,7 @@ mod grants;
 mod histories;
 mod lives;
 mod memory;
+mod outages;
 mod ranges;
 mod restart;
 mod threads;

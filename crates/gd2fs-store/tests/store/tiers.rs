@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gd2fs_device::fault::{Effect, Faults, PowerCut, Rule};
 use gd2fs_device::{EngineKind, Kind};
-use gd2fs_store::{DataDirError, LogDevice, Tiers};
+use gd2fs_store::{DataDirError, LogDevice, TierError, Tiers};
 
 use super::*;
 
@@ -19,7 +19,7 @@ pub fn run<T>(test: impl Future<Output = T>) -> T {
 
 /// A node's disk that outlives its stores.
 pub struct Disk {
-    directory: tempfile::TempDir,
+    pub directory: tempfile::TempDir,
     incarnation: u32,
     pub memory_bytes: usize,
     pub log_bytes: u64,
@@ -27,7 +27,7 @@ pub struct Disk {
     pub flush_delay: Duration,
     pub tenant_share: f64,
     pub power: Option<PowerCut>,
-    faults: Option<Faults>,
+    pub faults: Option<Faults>,
 }
 
 impl Disk {
@@ -50,6 +50,10 @@ impl Disk {
 
     /// The store of the next incarnation, with a log that writes only when it is asked to, unless `flush_delay` is less.
     pub async fn open(&mut self) -> Store {
+        self.try_open().await.unwrap()
+    }
+
+    pub async fn try_open(&mut self) -> Result<Store, TierError> {
         self.incarnation += 1;
         let begun = Instant::now();
         let data = loop {
@@ -82,7 +86,7 @@ impl Disk {
             dirty_bytes_max: 0,
             tenant_share: self.tenant_share,
         };
-        Store::with_logs(self.memory_bytes, data, tiers).await.unwrap()
+        Store::with_logs(self.memory_bytes, data, tiers).await
     }
 
     fn change_log(&self, change: impl FnOnce(&mut Vec<u8>)) {
@@ -112,7 +116,7 @@ pub async fn column(store: &Store, grant: u64) -> Arc<Column> {
     store.open(&capability(grant, 1, 1), 0).await.unwrap().0
 }
 
-fn file(number: u8) -> Capability {
+pub fn file(number: u8) -> Capability {
     let mut capability = capability(0, 1, 1);
     capability.file = format!("{number:02x}").repeat(16);
     capability
