@@ -149,7 +149,8 @@ impl Drop for Record {
     }
 }
 
-fn live_bytes_max(stats: &Stats) -> u64 {
+/// Bytes that may live in a log with these numbers.
+pub(crate) fn live_bytes_max(stats: &Stats) -> u64 {
     stats.usable_bytes / 100 * LIVE_PERCENT_MAX
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use gd2fs_device::Kind;
 use gd2fs_device::fault::{Effect, Faults, Rule};
+use gd2fs_store::TierError;
 use gd2fs_wire::messages::Tier;
 
 use super::tiers::{Disk, MIB, PATIENCE, column, file, get, put, run};
@@ -151,5 +152,43 @@ fn writers_that_wait_learn_why_within_their_time() {
         assert!(took < Duration::from_secs(3), "{took:?}");
         faults.clear();
         soon(|| put_units(&file, 0..64, 1)).await;
+    });
+}
+
+#[test]
+fn a_log_that_cannot_be_read_at_the_start_is_named_with_a_remedy_and_others_start_without_it() {
+    run(async {
+        let faults = Faults::new(1);
+        let mut disk = Disk::new(16 * MIB, 24 << 20);
+        disk.logs = 2;
+        let store = disk.open().await;
+        let kept = column(&store, 0).await;
+        put_units(&kept, 0..16, 1).await.unwrap();
+        kept.flush().await.unwrap();
+        drop((kept, store));
+        // Both logs have them: of two disks, one is broken.
+        disk.faults = Some(faults.clone());
+        faults.add(Rule::new(Effect::Error(EIO)).on(&[Kind::Read]).within(MIB as u64..MIB as u64 + 8192));
+        let error = disk.try_open().await.err().expect("it may not start as if nothing was there");
+        let TierError::Log { path, .. } = &error else { panic!("{error}") };
+        let text = error.to_string();
+        for part in [path.to_str().unwrap(), "offset", "os error 5", "node.logs", "the other logs"] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
+        faults.clear();
+        disk.logs = 1;
+        let store = disk.open().await;
+        let kept = column(&store, 0).await;
+        let mut there = 0;
+        for unit in 0..16 {
+            match get(&kept, unit * U, UNIT).await {
+                Ok(bytes) => {
+                    assert!(bytes == pattern(UNIT as usize, 1 + unit as u8), "unit {unit}");
+                    there += 1;
+                }
+                Err(failure) => assert!(matches!(failure.code, Code::Lost | Code::Hole), "{failure}"),
+            }
+        }
+        assert_eq!(there, 8, "what the other log has");
     });
 }
