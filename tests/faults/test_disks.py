@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import statistics
 import subprocess
 import time
@@ -131,6 +132,42 @@ def test_a_slow_disk_holds_up_neither_reads_of_memory_nor_writes_below_the_water
     disk.clear()
     client.flush("/grows")
     assert holds(client, "/grows", file, 0, 2 * MIB)
+
+
+def test_a_disk_that_fails_to_write_for_a_while(start: Start) -> None:
+    """Nothing that was flushed is given up for it, clients learn why, and all goes on without a restart."""
+    cluster, connect = start()
+    client = connect()
+    kept = written(client, "/kept", 4 * MIB)
+    client.flush("/kept")
+    (disk,) = cluster.nodes[NODE].disks
+    before = cluster.metrics(NODE)
+    disk.rule("error", on=["write", "durable_write"], code=errno.EIO)
+    later = written(client, "/later", 2 * MIB)
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        with pytest.raises(errors.Gd2fsError, match="Input/output error"):
+            client.flush("/later")
+        assert {extent.tier for extent in client.where("/kept", [(0, 4 * MIB)])} <= {"dram", "nvme"}
+        time.sleep(0.1)
+    after = cluster.metrics(NODE)
+    assert after["gd2fs_node_evicted_log_bytes_total"] == 0
+    assert after["gd2fs_node_log_live"] == before["gd2fs_node_log_live"] > 4 * MIB
+    used = before["gd2fs_node_log_free"] - after["gd2fs_node_log_free"]
+    assert used < before["gd2fs_node_log_total"] / 10, f"{used} bytes of the log were used up"
+    disk.clear()
+    begun = time.monotonic()
+    while True:
+        try:
+            client.flush("/later")
+            break
+        except errors.Gd2fsError:
+            assert time.monotonic() - begun < 3, "it does not go on by itself"
+            time.sleep(0.05)
+    cluster.kill_node(NODE)
+    cluster.start_node(NODE)
+    client = connect()
+    assert holds(client, "/kept", kept, 0, 4 * MIB) and holds(client, "/later", later, 0, 2 * MIB)
 
 
 def test_a_disk_that_fails_to_sync(start: Start) -> None:

@@ -252,7 +252,7 @@ def test_rates_are_those_between_two_heartbeats() -> None:
         "evicted_log_bytes": 25,
         "errors": {"HOLE": 1, "LOST": 4},
         "arena_used": 7,
-        "log_total": 9,
+        "log_capacity": 9,
     }
     [row] = meter.observe([_node("n1", age_s=0.0, **after)], 101.0)
     assert (row["read_bytes_s"], row["written_bytes_s"], row["evicted_bytes_s"]) == (200.0, 0.0, 10.0)

@@ -245,12 +245,13 @@ def test_more_memory_than_there_is_is_refused_before_it_registers(tmp_path: Path
 
 
 def test_with_a_log_the_node_is_as_large_as_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiers = {"log_total": 100, "log_live": 60, "dirty_bytes": 7, "evictable_bytes": 90, "arena_used": 5}
+    tiers = {"log_total": 100, "log_capacity": 80, "log_live": 60}
+    tiers |= {"dirty_bytes": 7, "evictable_bytes": 90, "arena_used": 5}
     monkeypatch.setattr(FakeNative, "stats", lambda self: json.dumps(tiers))
     world = _logged(tmp_path)
     world.run(lambda w: w.count("/heartbeat") >= 1)
     beat = next(body for _, path, body in world.requests if path.endswith("/heartbeat"))
-    assert [beat[f"{name}_bytes"] for name in ("capacity", "used", "evictable")] == [100, 67, 67]
+    assert [beat[f"{name}_bytes"] for name in ("capacity", "used", "evictable")] == [80, 67, 67]
 
 
 def test_a_stale_incarnation_ends_the_node(tmp_path: Path) -> None:

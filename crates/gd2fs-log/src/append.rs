@@ -88,6 +88,11 @@ impl Inner {
                         return Ok(slot);
                     }
                     Admission::Superseded => return Err(LogError::Superseded),
+                    Admission::Failed(error) => {
+                        drop(state);
+                        self.work.notify_one();
+                        return Err(error);
+                    }
                     Admission::Full => return Err(self.no_space(&state, ask.blocks)),
                     Admission::Wait => {}
                 }
@@ -166,7 +171,7 @@ impl Inner {
                 self.tell(&told);
             }
             state = self.state.lock();
-            state.completed = flight.end;
+            state.completed = flight.end.unwrap_or(state.completed);
             if let Some(waiter) = flight.waiter {
                 // Nobody listens if the append's future was dropped; the owner has been told all the same.
                 let _ = waiter.send(Outcome::Written);
@@ -251,5 +256,5 @@ fn live(slot: &Slot, body: &Body, key: Key, version: u64, cover: std::ops::Range
         first: cover.start,
         bytes: cover.end - cover.start,
     };
-    Live { key, version, place, header_blocks }
+    Live { key, version, place, header_blocks, unread: 0 }
 }

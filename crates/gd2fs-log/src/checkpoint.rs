@@ -164,6 +164,12 @@ pub(crate) fn publish(path: &Path) -> io::Result<()> {
     sync_directory(path)
 }
 
+/// Removes what is left of a checkpoint that could not be written.
+pub(crate) fn discard(path: &Path) {
+    // It may have had no file yet; what stays is overwritten by the next one.
+    let _ = fs::remove_file(new(path));
+}
+
 /// The newest whole copy of this device's checkpoint, and why others are not used.
 pub(crate) fn load(path: &Path, device: &[u8; 16]) -> io::Result<Option<Checkpoint>> {
     let mut newest: Option<Checkpoint> = None;

@@ -65,14 +65,25 @@ pub enum LogError {
     /// The device failed; what was to be written may be there or not.
     #[error("{0}")]
     Device(Arc<gd2fs_device::Error>),
+    /// The device could not be read when the log was opened. Nothing was changed.
+    #[error(
+        "it cannot be read at offset {offset} ({reason}), and what is there may be the last word about anything: take it out of \
+         node.logs, which keeps what the other logs hold, then replace or wipe it; what it holds is lost"
+    )]
+    Unreadable {
+        /// Where the device failed, in bytes from its start.
+        offset: u64,
+        /// The system's answer.
+        reason: String,
+    },
     /// The device failed a write twice, in two segments.
     #[error("written twice, failed twice: {0}")]
     Write(String),
     /// A sync failed earlier: what the device holds of the last writes is unknown, so that nothing more is written.
     #[error("the log takes no more writes since a sync failed: {0}; replace the device")]
     Failed(String),
-    /// The checkpoint could not be written.
-    #[error("checkpoint {}: {error}", path.display())]
+    /// The checkpoint could not be written. Without one no segment is used again, so that whoever waits for room learns it too.
+    #[error("checkpoint {}: {error}; make room on its file system, or repair it", path.display())]
     Checkpoint {
         /// The file.
         path: PathBuf,
@@ -88,6 +99,19 @@ impl LogError {
     /// Whether the same call may succeed a little later, once the caller has made room.
     pub fn is_retryable(&self) -> bool {
         matches!(self, LogError::NoSpace { .. } | LogError::Overloaded)
+    }
+
+    /// A failure of the device while a log is opened, as an operator can act on it.
+    pub(crate) fn at_open(self) -> LogError {
+        match &self {
+            LogError::Device(error) => match &**error {
+                gd2fs_device::Error::Failed { kind: gd2fs_device::Kind::Read, offset, source, .. } => {
+                    LogError::Unreadable { offset: *offset, reason: source.to_string() }
+                }
+                _ => self,
+            },
+            _ => self,
+        }
     }
 
     /// Whether the call certainly left the log as it was.

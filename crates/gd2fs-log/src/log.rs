@@ -1,6 +1,7 @@
 //! The face of the log.
 
 use std::any::Any;
+use std::cmp::Reverse;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,8 +29,6 @@ use crate::upkeep::watermark;
 
 /// Large enough that a segment's header and its unused end cost nothing, small enough that reclaim frees some at a time.
 const SEGMENT_BYTES_MAX: u64 = 256 << 20;
-/// A small device still gets so many segments, if records allow it: some are kept free, which shall be a small share.
-const SEGMENTS_WANTED: u64 = 64;
 /// Two are reserved, one is open, one is reclaimed: with fewer nothing can be kept.
 const SEGMENTS_MIN: u32 = 5;
 
@@ -44,7 +43,7 @@ pub struct Options {
     pub checkpoint: PathBuf,
     /// Bytes of the largest chunk, a multiple of 4,096 up to 64 MiB.
     pub payload_bytes_max: u32,
-    /// Bytes of a segment, a power of two, if the device is new. None: 256 MiB, or less on a small device.
+    /// Bytes of a segment, a multiple of 4,096, if the device is new. None: what keeps most, at most 256 MiB.
     pub segment_bytes: Option<u64>,
     /// A checkpoint is made after so many bytes of records. A scan reads as many at most, in about a second.
     pub checkpoint_bytes: u64,
@@ -108,15 +107,15 @@ impl Log {
     /// work on the tokio runtime of the caller. Nothing can be appended before [`Log::start`].
     ///
     /// # Errors
-    /// `Superblock` if the device is not this node's; `Refused` for an option, or a device that is too small; `Device`;
-    /// `Checkpoint` if a checkpoint is there and cannot be read at all.
+    /// `Superblock` if the device is not this node's; `Refused` for an option, or a device that is too small;
+    /// `Unreadable`; `Device`; `Checkpoint` if a checkpoint is there and cannot be read at all.
     pub async fn open(device: Arc<Device>, options: Options) -> Result<(Log, Recovered)> {
         check(&options)?;
-        let superblock = superblock_of(&device, &options).await?;
+        let superblock = superblock_of(&device, &options).await.map_err(LogError::at_open)?;
         let division = Division::new(device.bytes(), superblock.segment_bytes);
         let record_blocks_max = snapshot_header_blocks(RUNS_MAX) + options.payload_bytes_max / BLOCK as u32;
         let layout = Layout { device: &device, device_id: &superblock.device, division, record_blocks_max };
-        let found = recover(&layout, &options.checkpoint).await?;
+        let found = recover(&layout, &options.checkpoint).await.map_err(LogError::at_open)?;
         let mut state = State::new(found.segments);
         state.tail = found.end;
         state.completed = Mark { at: found.end, offset: 0 };
@@ -356,19 +355,30 @@ pub(crate) fn record_bytes_max(options: &Options) -> u64 {
 /// What fits into the segments that are neither kept free nor open, in whole records of `blocks`.
 fn usable_bytes(division: Division, blocks: u64) -> u64 {
     let room = u64::from(division.blocks() - SEGMENT_HEADER_BLOCKS);
-    let kept = u64::from(division.segments.saturating_sub(watermark(division.segments) + 1));
-    kept * (room - room % blocks.clamp(1, room)) * BLOCK as u64
+    kept_segments(division) * (room - room % blocks.clamp(1, room)) * BLOCK as u64
 }
 
-/// How a new device is divided.
+/// Segments that are neither kept free nor open.
+fn kept_segments(division: Division) -> u64 {
+    u64::from(division.segments.saturating_sub(watermark(division.segments) + 1))
+}
+
+/// How a new device is divided: a segment holds a whole number of the largest records, the number that keeps most where records
+/// come in all sizes. Then up to one record of each segment can stay unused, which speaks for many; that some segments are kept
+/// free speaks for few of them, on a small device. A device with room for 32 of its largest records gets three of them a segment.
 pub(crate) fn segment_bytes(device_bytes: u64, options: &Options) -> Result<u64> {
-    let least = record_bytes_max(options).next_power_of_two();
-    let bytes = options.segment_bytes.unwrap_or_else(|| {
-        let wanted = (device_bytes / SEGMENTS_WANTED).max(1);
-        (1 << wanted.ilog2()).clamp(least, SEGMENT_BYTES_MAX.max(least))
-    });
-    if !bytes.is_power_of_two() || bytes < record_bytes_max(options) {
-        let reason = format!("{bytes} is no power of two that holds a record of payload_bytes_max");
+    let header = u64::from(SEGMENT_HEADER_BLOCKS) * BLOCK as u64;
+    let record = record_bytes_max(options) - header;
+    let kept_surely = |records: u64| {
+        let division = Division::new(device_bytes, header + records * record);
+        kept_segments(division) * (records - 1) * record
+    };
+    let records_max = (SEGMENT_BYTES_MAX.saturating_sub(header) / record).max(1);
+    let best =
+        (1..=records_max).max_by_key(|records| (kept_surely(*records), Reverse(*records))).expect("one");
+    let bytes = options.segment_bytes.unwrap_or(header + best * record);
+    if !bytes.is_multiple_of(BLOCK as u64) || bytes < record_bytes_max(options) {
+        let reason = format!("{bytes} is no multiple of {BLOCK} that holds a record of payload_bytes_max");
         return Err(LogError::Refused { field: "segment_bytes", reason });
     }
     let segments = Division::new(device_bytes, bytes).segments;

@@ -51,6 +51,8 @@ pub(crate) struct Live {
     pub version: u64,
     pub place: Place,
     pub header_blocks: u32,
+    /// How often reclaim has failed to read it.
+    pub unread: u32,
 }
 
 impl Live {
@@ -180,6 +182,27 @@ impl Segments {
             self.make_free(segment);
         }
         free
+    }
+
+    /// Frees the segments that were opened behind `generation`: nothing in them was ever complete. They are used again last, so
+    /// that a broken spot of the device is not tried twice in a row.
+    pub fn take_back(&mut self, generation: u64) {
+        for index in 0..self.division.segments {
+            let segment = &self.all[index as usize];
+            if segment.phase != Phase::Free && segment.generation > generation {
+                debug_assert!(segment.live.is_empty() && segment.readers == 0, "nobody was told of a place");
+                self.make_free(index);
+            }
+        }
+    }
+
+    /// How often a live record could not be read, this time included; 0 if it does not live any more.
+    pub fn unread(&mut self, place: &Place) -> u32 {
+        let live = self.of(place).and_then(|(_, segment)| segment.live.get_mut(&place.offset));
+        live.map_or(0, |live| {
+            live.unread += 1;
+            live.unread
+        })
     }
 
     fn make_free(&mut self, segment: u32) {

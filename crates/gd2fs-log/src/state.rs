@@ -55,8 +55,9 @@ pub(crate) struct Told {
 
 pub(crate) struct Flight {
     pub order: u64,
-    /// What is complete once this and all before it are.
-    pub end: Mark,
+    /// What is complete once this and all before it are. None for a segment's header: alone it completes nothing, so that a
+    /// segment that never gets a record can be taken back.
+    pub end: Option<Mark>,
     pub settled: Option<Result<(), String>>,
     pub told: Option<Told>,
     /// None for a segment's header, for which nobody waits.
@@ -79,6 +80,8 @@ pub(crate) enum Admission {
     Now(Box<Slot>),
     /// There may be room later.
     Wait,
+    /// Nobody knows: upkeep, which would make room, has failed.
+    Failed(LogError),
     /// There is none until the owner releases something.
     Full,
     Superseded,
@@ -122,6 +125,8 @@ pub(crate) struct State {
     pub draining: bool,
     /// Reclaim can make no room until something is released.
     pub exhausted: bool,
+    /// Why upkeep makes no room at the moment, until it tries again.
+    pub trouble: Option<LogError>,
     /// Somebody makes room: without upkeep nothing is worth waiting for.
     pub kept: bool,
     /// A checkpoint waits for the notes that its entries have obeyed.
@@ -157,6 +162,7 @@ impl State {
             breaking: false,
             draining: false,
             exhausted: false,
+            trouble: None,
             kept: false,
             checkpointing: false,
             failed: None,
@@ -219,6 +225,10 @@ impl State {
         let urgent = ask.class == Class::Reclaim || (ask.class == Class::Note && self.checkpointing);
         let leaves = if urgent { 0 } else { ask.class.leaves() };
         if !(if fits { free >= leaves } else { free > leaves }) {
+            // Whether a log is full cannot be told while upkeep fails: to release something would not help.
+            if let Some(error) = self.trouble.as_ref().filter(|_| !urgent) {
+                return Admission::Failed(error.clone());
+            }
             // Reclaim, and what a checkpoint waits for, do not wait for room: nobody else makes it.
             let over = self.exhausted || !self.kept || urgent;
             return if over { Admission::Full } else { Admission::Wait };
@@ -254,8 +264,7 @@ impl State {
         let header = SegmentHeader { id, generation, previous: self.tail, known: self.known() };
         self.open = Some(Open { segment, id, block: SEGMENT_HEADER_BLOCKS });
         self.tail = Position { generation, sequence: 0 };
-        let end = Mark { at: self.tail, offset: division.offset(segment, SEGMENT_HEADER_BLOCKS) };
-        let order = self.push(end, None);
+        let order = self.push(None, None);
         Some((order, offset, header))
     }
 
@@ -274,11 +283,11 @@ impl State {
             self.version_max = self.version_max.max(version);
         }
         let (waiter, outcome) = oneshot::channel();
-        let order = self.push(Mark { at: self.tail, offset: offset + bytes }, Some(waiter));
+        let order = self.push(Some(Mark { at: self.tail, offset: offset + bytes }), Some(waiter));
         Slot { order, at, segment: id, offset, known: self.known(), opened, outcome }
     }
 
-    fn push(&mut self, end: Mark, waiter: Option<oneshot::Sender<Outcome>>) -> u64 {
+    fn push(&mut self, end: Option<Mark>, waiter: Option<oneshot::Sender<Outcome>>) -> u64 {
         let order = self.order_next;
         self.order_next += 1;
         self.in_flight.push_back(Flight { order, end, settled: None, told: None, waiter });
@@ -296,6 +305,12 @@ impl State {
 
     /// After a failed write, once nothing is in flight any more: the log goes on, in a new segment, where the last complete
     /// record ends. Returns whom to tell, with why.
+    ///
+    /// Segments that were opened behind that record are free at once, without a checkpoint: what a header promises about them
+    /// is nothing. No position that was ever complete, durable, or a checkpoint's lies in them, and no place. What the device
+    /// may have of them is void as soon as the next segment's header is there, which names the same last record: a recovery
+    /// finds its number behind theirs. Without it, the last of them, as far as it is whole, is what it always was, a tail that
+    /// nobody acknowledged. So an outage uses up the rest of one segment, however often writes are tried.
     pub fn break_off(&mut self) -> Vec<(oneshot::Sender<Outcome>, String)> {
         let why = self.in_flight.iter().find_map(|flight| flight.settled.clone()?.err()).unwrap_or_default();
         let told =
@@ -305,8 +320,11 @@ impl State {
         if let Some(open) = self.open.take() {
             self.segments.close(open.segment);
         }
+        self.segments.take_back(self.completed.at.generation);
+        // Reclaim may be able to empty the one that was closed.
+        self.exhausted = false;
         // Otherwise reclaim would gain by every write that fails.
-        self.gain -= (before - self.free_blocks()) as i64;
+        self.gain -= before.saturating_sub(self.free_blocks()) as i64;
         self.tail = self.completed.at;
         self.breaking = false;
         told

@@ -172,7 +172,7 @@ impl Superblock {
         if found.device_bytes != device_bytes {
             return Err(SuperblockError::Size { found: device_bytes, expected: found.device_bytes });
         }
-        if found.segment_bytes < 2 * BLOCK as u64 || !found.segment_bytes.is_power_of_two() {
+        if found.segment_bytes < 2 * BLOCK as u64 || !found.segment_bytes.is_multiple_of(BLOCK as u64) {
             return Err(SuperblockError::Segments(found.segment_bytes));
         }
         Ok(found)

@@ -8,7 +8,7 @@ use gd2fs_device::{BLOCK, Buffer, Op};
 use tokio::task::JoinSet;
 
 use crate::append::Payload;
-use crate::checkpoint::{Foot, Named, Writer, publish};
+use crate::checkpoint::{Foot, Named, Writer, discard, publish};
 use crate::entry::cover;
 use crate::error::{LogError, Result};
 use crate::inner::Inner;
@@ -33,7 +33,9 @@ const STALLS_MAX: u32 = 3;
 /// should gain so much, and a checkpoint follows it; large records can leave so much unused at the ends of segments that
 /// nothing is gained. What a device can gain is finite, and so is what is moved for it.
 const STEPS_MAX: u32 = 32;
-/// After a checkpoint that failed, so that a full disk is not asked without a pause.
+/// A record that could not be read so often, a pause apart, is damaged; before that the disk may be away for a while.
+const READS_MAX: u32 = 8;
+/// After a failure, so that a full or broken disk is not asked without a pause. Whoever needs room meanwhile learns the reason.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 impl Inner {
@@ -49,10 +51,11 @@ impl Inner {
             }
             if let Err(error) = self.round().await {
                 tracing::warn!("{}: {error}", self.device.path().display());
-                self.give_up();
+                self.state.lock().trouble = Some(error);
+                self.room.notify_waiters();
                 // Over at once if the log is closed meanwhile.
                 let _ = tokio::time::timeout(PAUSE_AFTER_FAILURE, self.closing.notified()).await;
-                self.state.lock().exhausted = false;
+                self.state.lock().trouble = None;
             }
             work.await;
         }
@@ -153,6 +156,12 @@ impl Inner {
         let memory = unsafe { buffer.slice() };
         let keep = (Arc::clone(&buffer), reader);
         let read = self.device.perform(Op::read(live.place.offset - header_bytes as u64, memory, keep)).await;
+        let readable = read.is_ok();
+        if let Err(error) = read
+            && (1..READS_MAX).contains(&self.state.lock().segments.unread(&live.place))
+        {
+            return Err(error.into());
+        }
         let (header, payload) = buffer.split_at(header_bytes);
         let body = Body::decode(header).map(|(_, body)| body).filter(|body| match body {
             Body::Snapshot { key, version, runs, .. } => {
@@ -160,7 +169,7 @@ impl Inner {
             }
             Body::Notes(_) => false,
         });
-        let Some(body) = body.filter(|_| read.is_ok()) else {
+        let Some(body) = body.filter(|_| readable) else {
             tracing::error!(
                 "{}: {:?} does not hold what was written",
                 self.device.path().display(),
@@ -202,7 +211,7 @@ impl Inner {
                 writer
             })
         });
-        let mut writer = self.file_result(written.await)?;
+        let mut writer = self.written(written.await)?;
         // What the entries do not name because of a note is not to come back in part if that note is never durable.
         self.state.lock().checkpointing = true;
         self.room.notify_waiters();
@@ -219,7 +228,7 @@ impl Inner {
         let path = self.checkpoint_path.clone();
         let published =
             self.runtime.spawn_blocking(move || writer.finish(&foot).and_then(|()| publish(&path)));
-        self.file_result(published.await)?;
+        self.written(published.await)?;
         self.state.lock().floor = position.at;
         // Every header says the floor, this one first: before anything is reused, the device itself knows that it was, should
         // both copies of the checkpoint be lost. Where there is no room for that, the first segment that is reused says it.
@@ -246,10 +255,13 @@ impl Inner {
         (0..segments).for_each(|segment| self.state.lock().segments.drop_unnamed(segment, position, named));
     }
 
-    fn file_result<T>(&self, joined: Result<std::io::Result<T>, tokio::task::JoinError>) -> Result<T> {
+    /// What became of a part of a checkpoint's file. One that failed leaves nothing behind: on a full disk others wait for that space.
+    fn written<T>(&self, joined: Result<std::io::Result<T>, tokio::task::JoinError>) -> Result<T> {
         let result = joined.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-        let path = self.checkpoint_path.clone();
-        result.map_err(|error| LogError::Checkpoint { path, error: Arc::new(error) })
+        result.map_err(|error| {
+            discard(&self.checkpoint_path);
+            LogError::Checkpoint { path: self.checkpoint_path.clone(), error: Arc::new(error) }
+        })
     }
 }
 

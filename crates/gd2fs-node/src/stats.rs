@@ -73,6 +73,7 @@ impl Stats {
             "arena_mapped": store.arena().mapped(),
             "arena_capacity": store.arena().capacity(),
             "log_total": tiers.log_total,
+            "log_capacity": tiers.log_capacity,
             "log_live": tiers.log_live,
             "log_free": tiers.log_free,
             "log_failed": tiers.log_failed,

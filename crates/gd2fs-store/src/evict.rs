@@ -54,13 +54,14 @@ impl Shared {
     }
 
     /// Gives up chunks of one log so that a tenant can write `bytes` or more, and returns how many bytes that was once it is
-    /// durable that they are gone.
+    /// durable that they are gone. They are gone, and counted, also where that fails.
     pub async fn evict_log(&self, tier: &Arc<Tier>, bytes: u64, asker: &Arc<Tenant>) -> Result<u64, Failure> {
         let goal = bytes.max(asker.log.bound.min(tier.live_bytes_max()) / PART);
-        let mut freed = 0;
+        let (mut freed, mut settled) = (0, Ok(()));
         for sources in self.turns(|tenant| &tenant.log, asker, bytes) {
             let mut walk = Walk::new(sources);
             while freed < goal
+                && settled.is_ok()
                 && let Some((column, most)) = walk.next()
             {
                 if self.is_recent(&column) {
@@ -68,17 +69,17 @@ impl Shared {
                     continue;
                 }
                 let of_column = column.forget_tail(tier, most.min(goal - freed));
-                if of_column > 0 {
-                    column.settle().await?;
-                }
                 freed += of_column;
+                if of_column > 0 {
+                    settled = column.settle().await;
+                }
             }
         }
         if freed > 0 {
             self.precedence.gave_up();
         }
         self.counters.evicted_log_bytes.fetch_add(freed, Relaxed);
-        Ok(freed)
+        settled.map(|()| freed)
     }
 
     /// Where `bytes` for a tenant are looked for, one after the other. Beyond its share: first among what is its own, then in

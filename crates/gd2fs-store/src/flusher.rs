@@ -16,8 +16,10 @@ use crate::tier::{Tier, failure_of};
 /// Enough for any disk, at the usual chunk of 4 MiB.
 const APPENDS_MAX: usize = 64;
 const APPEND_BYTES_MAX: usize = 256 << 20;
-/// After an append that failed, so that a broken disk is not asked without a pause.
-const PAUSE: Duration = Duration::from_millis(200);
+/// After an append that failed, so that a broken disk is not asked without a pause: twice as long each time, but never so long
+/// that a disk that works again is left alone.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// What became of an append: bytes, and whether the next may follow at once.
 struct Ended {
@@ -25,17 +27,61 @@ struct Ended {
     well: bool,
 }
 
+/// How a flusher treats a log that fails.
+#[derive(Default)]
+struct Pace {
+    /// Nothing is begun before then.
+    until: Option<Instant>,
+    /// The last pause; zero while all is well.
+    pause: Duration,
+}
+
+impl Pace {
+    fn ended(&mut self, well: bool) {
+        if well {
+            *self = Pace::default();
+        } else if self.until.is_none() {
+            // Those that failed together with the first count once.
+            self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+            self.until = Some(Instant::now() + self.pause);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
+    /// After a failure one append finds out whether the log takes more.
+    fn appends_max(&self) -> usize {
+        match self.until {
+            Some(_) => 0,
+            None if self.pause.is_zero() => APPENDS_MAX,
+            None => 1,
+        }
+    }
+}
+
 /// Runs until the log is closed.
 pub(crate) async fn flush_behind(shared: Arc<Shared>, tier: Arc<Tier>) {
     let mut appends: JoinSet<Ended> = JoinSet::new();
     let mut bytes_in_flight = 0;
-    let mut pause = false;
+    let mut pace = Pace::default();
     loop {
-        let mut until = None;
-        while !pause && appends.len() < APPENDS_MAX && bytes_in_flight < APPEND_BYTES_MAX {
+        if pace.is_over() {
+            pace.until = None;
+        }
+        let mut until = pace.until;
+        while appends.len() < pace.appends_max() && bytes_in_flight < APPEND_BYTES_MAX {
             let delay = if shared.hurries() { Duration::ZERO } else { shared.flush_delay };
             match tier.queue.next(delay) {
-                Next::Nothing => break,
+                Next::Nothing => {
+                    if appends.is_empty() {
+                        // Nothing is left that the log has not taken.
+                        *tier.trouble.lock() = None;
+                        pace = Pace::default();
+                    }
+                    break;
+                }
                 Next::At(at) => {
                     until = Some(at);
                     break;
@@ -62,7 +108,6 @@ pub(crate) async fn flush_behind(shared: Arc<Shared>, tier: Arc<Tier>) {
         let timer = async {
             match until {
                 Some(at) => tokio::time::sleep_until(at.into()).await,
-                None if pause => tokio::time::sleep(PAUSE).await,
                 None => std::future::pending().await,
             }
         };
@@ -70,13 +115,13 @@ pub(crate) async fn flush_behind(shared: Arc<Shared>, tier: Arc<Tier>) {
             Some(joined) = appends.join_next() => match joined {
                 Ok(Ended { bytes, well }) => {
                     bytes_in_flight -= bytes;
-                    pause = !well;
+                    pace.ended(well);
                 }
                 // A panic was reported by the panic's hook; its bytes count on, which is safe.
-                Err(_) => pause = true,
+                Err(_) => pace.ended(false),
             },
-            () = tier.queue.wake.notified(), if !pause => {}
-            () = timer => pause = false,
+            () = tier.queue.wake.notified() => {}
+            () = timer => {}
         }
         if tier.is_closed() && appends.is_empty() {
             return;

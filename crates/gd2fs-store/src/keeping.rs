@@ -302,13 +302,13 @@ impl Column {
         true
     }
 
-    /// An append has failed: the chunk is as dirty as before, and waits again.
+    /// An append has failed: the chunk is as dirty as before, and is tried again first.
     pub(crate) fn not_appended(self: &Arc<Self>, tier: &Arc<Tier>, index: u64, version: u64) {
         let mut state = self.state.lock();
         if let Some(chunk) = state.chunks.get_mut(&index)
             && chunk.appending.take_if(|appending| appending.version == version).is_some()
         {
-            tier.queue.push((Arc::downgrade(self), index));
+            tier.queue.hurry((Arc::downgrade(self), index));
         }
         drop(state);
         self.progress.notify_waiters();

@@ -11,8 +11,8 @@ use crate::column::Column;
 use crate::shared::Shared;
 use crate::tenants::Tenant;
 
-/// What is dirty now may be clean so soon. A disk takes 64 MiB in a tenth of this; whoever waits longer is told NO_SPACE, before
-/// the payload of a write is sent.
+/// What is dirty now may be clean so soon. A disk takes 64 MiB in a tenth of this; whoever waits longer is told NO_SPACE, or
+/// why a log takes nothing, before the payload of a write is sent.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 /// Frames also come back without a word, from readers that end.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -68,7 +68,7 @@ impl Room {
         tokio::pin!(space);
         space.as_mut().enable();
         if self.is_over() {
-            return Err(refusal);
+            return Err(shared.trouble().unwrap_or(refusal));
         }
         // What has just become clean is held for a moment by the write that made it so.
         let patience = if shared.dirty_bytes() > 0 { SPARE } else { LOOK_AGAIN };
@@ -76,8 +76,8 @@ impl Room {
         if shared.evict(bytes, asker, spare) > 0 {
             return Ok(());
         }
-        if shared.tiers.iter().all(|tier| tier.check().is_err()) {
-            return Err(refusal);
+        if shared.tiers.iter().all(|tier| tier.log.failed().is_some()) {
+            return Err(shared.trouble().unwrap_or(refusal));
         }
         let _pressure = Pressure::new(&shared);
         let _ = timeout(LOOK_AGAIN, timeout_at(self.until().into(), space)).await;
@@ -110,7 +110,7 @@ impl Room {
         let shared = Arc::clone(&self.shared);
         while !shared.tiers.is_empty() && shared.dirty_bytes() > shared.dirty_bytes_max {
             if self.is_over() {
-                return Err(refusal());
+                return Err(shared.trouble().unwrap_or_else(refusal));
             }
             let space = shared.space.notified();
             let _ = timeout(LOOK_AGAIN, space).await;

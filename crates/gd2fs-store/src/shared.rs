@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use gd2fs_log::{Key, LogError, Note};
-use gd2fs_wire::Clock;
+use gd2fs_wire::{Clock, Failure};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
@@ -92,6 +92,11 @@ impl Shared {
         note: Note,
     ) -> impl Iterator<Item = impl Future<Output = Result<(), LogError>> + Send + use<>> + use<'_> {
         self.tiers.iter().map(move |tier| tier.log.note(note))
+    }
+
+    /// Why a log takes nothing at the moment, if there is such a one: what waits for it waits for that.
+    pub fn trouble(&self) -> Option<Failure> {
+        self.tiers.iter().find_map(|tier| tier.check().err())
     }
 
     pub fn dirty_bytes(&self) -> usize {

@@ -5,12 +5,15 @@ use std::time::{Duration, Instant};
 
 use crate::histogram::Histogram;
 use crate::store::Store;
+use crate::tier::live_bytes_max;
 
 /// What the tiers hold, and sums since the store was opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TierStats {
     /// Bytes of all logs.
     pub log_total: u64,
+    /// Bytes in them that can be wanted at once: with more, something is given up.
+    pub log_capacity: u64,
     /// Bytes in them that are wanted.
     pub log_live: u64,
     /// Bytes in them that can be written before reclaim must free more.
@@ -80,6 +83,7 @@ impl Store {
         for tier in &shared.tiers {
             let log = tier.log.stats();
             stats.log_total += log.total_bytes;
+            stats.log_capacity += live_bytes_max(&log);
             stats.log_live += log.live_bytes;
             stats.log_free += log.free_bytes;
             stats.evictable_bytes += log.live_bytes;

@@ -166,7 +166,8 @@ fn named(path: &Path, error: &LogError) -> String {
     }
 }
 
-fn live_bytes_max(stats: &Stats) -> u64 {
+/// Bytes that may live in a log with these numbers.
+pub(crate) fn live_bytes_max(stats: &Stats) -> u64 {
     stats.usable_bytes / 100 * LIVE_PERCENT_MAX
 }
 

@@ -67,7 +67,7 @@ class Meter:
             "dram_used": stats.get("arena_used"),
             "dram_capacity": stats.get("arena_capacity"),
             "nvme_used": stats.get("log_live"),
-            "nvme_capacity": stats.get("log_total"),
+            "nvme_capacity": stats.get("log_capacity"),
             "flush_lag_ms": stats.get("flush_lag_ms"),
             "dirty_bytes": stats.get("dirty_bytes"),
             "log_failed": stats.get("log_failed"),

@@ -219,8 +219,8 @@ class Agent:
     def _heartbeat(self) -> dict[str, Any]:
         stats = self.stats()
         if stats.get("log_total"):
-            # Everything goes to the log in the end; memory only holds it sooner.
-            capacity, used = stats["log_total"], stats.get("log_live", 0) + stats.get("dirty_bytes", 0)
+            # Everything goes to the log in the end; memory only holds it sooner. What can live there counts.
+            capacity, used = stats["log_capacity"], stats.get("log_live", 0) + stats.get("dirty_bytes", 0)
         else:
             capacity = stats.get("arena_capacity", self._config.memory_bytes)
             used = stats.get("arena_used", 0)

@@ -134,7 +134,7 @@ fn impossible_options_are_refused_before_anything_is_written() {
     };
     assert_eq!(refused(disk.options()), "device");
     assert_eq!(refused(Options { payload_bytes_max: 5000, ..disk.options() }), "payload_bytes_max");
-    assert_eq!(refused(Options { segment_bytes: Some(3 << 20), ..disk.options() }), "segment_bytes");
+    assert_eq!(refused(Options { segment_bytes: Some((3 << 20) + 512), ..disk.options() }), "segment_bytes");
     assert_eq!(
         refused(Options { checkpoint_records: 0, ..disk.options() }),
         "checkpoint_bytes, checkpoint_records"

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gd2fs_log::{Key, LogError, Note};
+use gd2fs_log::{Key, Log, LogError, Note, Options};
 
-use crate::shelf::Content;
+use crate::shelf::{Content, Shelf};
 use crate::{Disk, run};
 
 fn key(chunk: u64) -> Key {
@@ -125,6 +125,35 @@ fn a_log_that_is_full_of_large_records_says_so_and_does_not_move_them_for_ever()
         assert!(log.stats().checkpoints < 100, "{:?}", log.stats());
         log.close().await;
     });
+}
+
+#[test]
+fn what_is_called_usable_can_live_and_is_most_of_the_device() {
+    // As a log of 256 MiB and chunks of 4 MiB, and as one that is twice as small; a sixteenth of their size.
+    for (device_mib, least_percent) in [(16, 70), (8, 50)] {
+        let mut disk = Disk::new(1, device_mib << 20, 256 << 10);
+        disk.bytes = device_mib << 20;
+        run(async {
+            let options = Options { segment_bytes: None, ..disk.options() };
+            let (log, recovered) = Log::open(disk.device(None, None), options).await.unwrap();
+            let log = Arc::new(log);
+            let shelf = Shelf::new(&log, &recovered);
+            log.start(Arc::downgrade(&shelf) as _);
+            let mut version = 0;
+            loop {
+                version += 1;
+                match shelf.put(&log, &Content::whole(key(version), version, 256 << 10)).await {
+                    Ok(()) => {}
+                    Err(LogError::NoSpace { .. }) => break,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            let stats = log.stats();
+            assert!(stats.live_bytes >= stats.usable_bytes, "{stats:?}");
+            assert!(stats.usable_bytes >= disk.bytes / 100 * least_percent, "{stats:?}");
+            log.close().await;
+        });
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod ahead;
 mod damage;
 mod foreign;
 mod full;
+mod outage;
 mod power;
 mod shelf;
 mod writes;

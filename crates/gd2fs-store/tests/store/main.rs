@@ -9,6 +9,7 @@ mod lives;
 mod log_set;
 mod log_set_lives;
 mod memory;
+mod outages;
 mod ranges;
 mod restart;
 mod threads;

@@ -20,7 +20,7 @@ pub fn run<T>(test: impl Future<Output = T>) -> T {
 
 /// A node's disk that outlives its stores.
 pub struct Disk {
-    directory: tempfile::TempDir,
+    pub directory: tempfile::TempDir,
     incarnation: u32,
     pub memory_bytes: usize,
     pub log_bytes: u64,
@@ -30,7 +30,7 @@ pub struct Disk {
     pub flush_delay: Duration,
     pub tenant_share: f64,
     pub power: Option<PowerCut>,
-    faults: Option<Faults>,
+    pub faults: Option<Faults>,
 }
 
 impl Disk {
@@ -130,7 +130,7 @@ pub async fn column(store: &Store, grant: u64) -> Arc<Column> {
     store.open(&capability(grant, 1, 1), 0).await.unwrap().0
 }
 
-fn file(number: u8) -> Capability {
+pub fn file(number: u8) -> Capability {
     let mut capability = capability(0, 1, 1);
     capability.file = format!("{number:02x}").repeat(16);
     capability

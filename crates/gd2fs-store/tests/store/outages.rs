@@ -1,0 +1,194 @@
+//! A log or a data directory that cannot be written for a while: nothing is given up for it, whoever waits learns why, and then
+//! everything goes on.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use gd2fs_device::Kind;
+use gd2fs_device::fault::{Effect, Faults, Rule};
+use gd2fs_store::TierError;
+use gd2fs_wire::messages::Tier;
+
+use super::tiers::{Disk, MIB, PATIENCE, column, file, get, put, run};
+use super::*;
+
+const EIO: i32 = 5;
+const U: u64 = UNIT as u64;
+
+async fn put_units(column: &Arc<Column>, units: std::ops::Range<u64>, seed: u8) -> Result<(), Failure> {
+    for unit in units {
+        put(column, 0, unit * U, &pattern(UNIT as usize, seed + unit as u8)).await?;
+    }
+    Ok(())
+}
+
+/// Whether all of it is somewhere, asked in a way that is no use of it.
+fn is_whole(column: &Arc<Column>, units: u64) -> bool {
+    let extents = column.whereabouts(0, units * U).unwrap().extents;
+    extents.iter().all(|(.., tier)| matches!(tier, Tier::Dram | Tier::Nvme))
+}
+
+/// Repeats it until it succeeds, and gives how long that took.
+async fn soon<T, F: Future<Output = Result<T, Failure>>>(mut operation: impl FnMut() -> F) -> Duration {
+    let begun = Instant::now();
+    while let Err(failure) = operation().await {
+        assert!(begun.elapsed() < Duration::from_secs(5), "{failure}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    begun.elapsed()
+}
+
+#[test]
+fn a_log_that_cannot_be_written_for_a_while_loses_nothing_and_goes_on_by_itself() {
+    run(async {
+        let faults = Faults::new(1);
+        let mut disk = Disk::new(32 * MIB, 24 << 20);
+        disk.faults = Some(faults.clone());
+        disk.flush_delay = Duration::ZERO;
+        let store = disk.open().await;
+        let kept = column(&store, 0).await;
+        put_units(&kept, 0..16, 1).await.unwrap();
+        kept.flush().await.unwrap();
+        let before = store.tier_stats();
+        // Long enough ago that it may be given up.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        faults.add(Rule::new(Effect::Error(EIO)).on(&[Kind::Write, Kind::WriteSync]));
+        let later = store.open(&file(7), 0).await.unwrap().0;
+        put_units(&later, 0..16, 2).await.unwrap();
+        let begun = Instant::now();
+        let mut told = String::new();
+        while begun.elapsed() < Duration::from_secs(2) {
+            told = later.flush().await.unwrap_err().message;
+            assert!(is_whole(&kept, 16), "{:?}", store.tier_stats());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(told.contains("os error 5"), "the cause: {told}");
+        let after = store.tier_stats();
+        assert_eq!((after.evicted_log_bytes, after.log_live), (0, before.log_live));
+        assert!(before.log_free - after.log_free < 4 << 20, "{before:?}, then {after:?}");
+        let tries = faults.all_hits()[0];
+        assert!(tries < 400, "a broken disk was asked {tries} times in two seconds");
+        faults.clear();
+        let took = soon(|| later.flush()).await;
+        assert!(took < Duration::from_secs(2), "{took:?}");
+        drop((kept, later, store));
+        let store = disk.open().await;
+        for (column, seed) in [(column(&store, 0).await, 1), (store.open(&file(7), 0).await.unwrap().0, 2)] {
+            for unit in 0..16 {
+                let bytes = get(&column, unit * U, UNIT).await.unwrap();
+                assert!(bytes == pattern(UNIT as usize, seed + unit as u8), "unit {unit}");
+            }
+        }
+    });
+}
+
+/// The temporary name of the only log's checkpoint, once there is one.
+fn next_checkpoint(disk: &Disk) -> PathBuf {
+    let entries = std::fs::read_dir(disk.directory.path()).unwrap().map(|entry| entry.unwrap().path());
+    let found = entries.filter(|path| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        name.starts_with("checkpoint") && !name.contains('.')
+    });
+    let found: Vec<PathBuf> = found.collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    found[0].with_extension("new")
+}
+
+#[test]
+fn a_data_dir_that_cannot_be_written_is_told_to_writers_and_loses_nothing() {
+    run(async {
+        let mut disk = Disk::new(8 * MIB, 24 << 20);
+        disk.flush_delay = Duration::ZERO;
+        let store = disk.open().await;
+        store.close(PATIENCE).await.unwrap();
+        drop(store);
+        let blocked = next_checkpoint(&disk);
+        let store = disk.open().await;
+        let kept = column(&store, 0).await;
+        put_units(&kept, 0..16, 1).await.unwrap();
+        kept.flush().await.unwrap();
+        std::fs::create_dir(&blocked).unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        // One file that is written again and again: what lives never fills the log.
+        let hot = store.open(&file(7), 0).await.unwrap().0;
+        let mut refused = None;
+        for round in 0..20 {
+            let begun = Instant::now();
+            let put = put_units(&hot, 0..16, round).await;
+            let flushed = if put.is_ok() { hot.flush().await } else { put };
+            let took = begun.elapsed();
+            assert!(took < Duration::from_secs(4), "{took:?}");
+            refused = flushed.err().or(refused);
+            assert!(is_whole(&kept, 16), "{:?}", store.tier_stats());
+        }
+        let refused = refused.expect("the log's room ends").message;
+        assert!(refused.contains(blocked.with_extension("").to_str().unwrap()), "{refused}");
+        assert!(refused.contains("irectory"), "the cause: {refused}");
+        assert_eq!(store.tier_stats().evicted_log_bytes, 0);
+        std::fs::remove_dir(&blocked).unwrap();
+        soon(|| async {
+            put_units(&hot, 0..16, 99).await?;
+            hot.flush().await
+        })
+        .await;
+        assert!(is_whole(&kept, 16) && is_whole(&hot, 16));
+    });
+}
+
+#[test]
+fn writers_that_wait_learn_why_within_their_time() {
+    run(async {
+        let faults = Faults::new(1);
+        let mut disk = Disk::new(4 * MIB, 24 << 20);
+        disk.faults = Some(faults.clone());
+        disk.flush_delay = Duration::ZERO;
+        let store = disk.open().await;
+        let file = column(&store, 0).await;
+        faults.add(Rule::new(Effect::Error(EIO)).on(&[Kind::Write, Kind::WriteSync]));
+        let begun = Instant::now();
+        let refused = put_units(&file, 0..64, 1).await.unwrap_err();
+        let took = begun.elapsed();
+        assert!(refused.message.contains("os error 5"), "{refused}");
+        assert!(took < Duration::from_secs(3), "{took:?}");
+        faults.clear();
+        soon(|| put_units(&file, 0..64, 1)).await;
+    });
+}
+
+#[test]
+fn a_log_that_cannot_be_read_at_the_start_is_named_with_a_remedy_and_others_start_without_it() {
+    run(async {
+        let faults = Faults::new(1);
+        let mut disk = Disk::new(16 * MIB, 24 << 20);
+        disk.logs = 2;
+        let store = disk.open().await;
+        let kept = column(&store, 0).await;
+        put_units(&kept, 0..16, 1).await.unwrap();
+        kept.flush().await.unwrap();
+        drop((kept, store));
+        // Both logs have them: of two disks, one is broken.
+        disk.faults = Some(faults.clone());
+        faults.add(Rule::new(Effect::Error(EIO)).on(&[Kind::Read]).within(MIB as u64..MIB as u64 + 8192));
+        let error = disk.try_open().await.err().expect("it may not start as if nothing was there");
+        let TierError::Log { path, .. } = &error else { panic!("{error}") };
+        let text = error.to_string();
+        for part in [path.to_str().unwrap(), "offset", "os error 5", "node.logs", "the other logs"] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
+        faults.clear();
+        disk.logs = 1;
+        let store = disk.open().await;
+        let kept = column(&store, 0).await;
+        let mut there = 0;
+        for unit in 0..16 {
+            match get(&kept, unit * U, UNIT).await {
+                Ok(bytes) => {
+                    assert!(bytes == pattern(UNIT as usize, 1 + unit as u8), "unit {unit}");
+                    there += 1;
+                }
+                Err(failure) => assert!(matches!(failure.code, Code::Lost | Code::Hole), "{failure}"),
+            }
+        }
+        assert_eq!(there, 8, "what the other log has");
+    });
+}
