@@ -312,7 +312,8 @@ mod tests {
         let one = |rest| vec![found(0, &[(0, 15, dram)], rest)];
         assert_eq!(where_of(one(Some((15, hole))), 1, far), Ok(vec![(0, 15, dram), (15, far, hole)]));
         assert_eq!(where_of(one(None), 1, 15), Ok(vec![(0, 15, dram)]));
-        let two = |rest| vec![found(1, &[(10, 15, dram)], rest), found(0, &[(0, 10, dram)], Some((10, hole)))];
+        let two =
+            |rest| vec![found(1, &[(10, 15, dram)], rest), found(0, &[(0, 10, dram)], Some((10, hole)))];
         let wide = |tier| Ok(vec![(0, 15, dram), (15, far, tier)]);
         assert_eq!(where_of(two(Some((15, hole))), 2, far), wide(hole));
         let expected = vec![(0, 15, dram), (15, 20, lost), (20, 30, hole), (30, 35, lost)];
