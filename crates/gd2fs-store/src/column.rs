@@ -199,7 +199,8 @@ impl Column {
     pub fn stat(&self) -> ColumnStat {
         let state = self.state.lock();
         ColumnStat {
-            length: self.length(&state),
+            // What was sealed was there, whatever became of it.
+            length: self.length(&state).max(state.sealed),
             sealed: state.sealed,
             grant: state.grant,
             epoch: state.epoch,
