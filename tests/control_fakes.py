@@ -23,6 +23,7 @@ class FakeColumn:
     sealed: int = 0
     written: list[tuple[int, int]] = field(default_factory=list)
     wanted: int = 0  # the end before something was lost
+    end_lost: bool = False
     data: bytearray = field(default_factory=bytearray)  # of `.tokens` files; nobody looks at KV cache here
 
     @property
@@ -171,6 +172,7 @@ class FakeNodes:
                     "grant": column.grant,
                     "epoch": column.epoch,
                     "bytes": column.length,
+                    "end_lost": column.end_lost,
                 }
                 if column
                 else None

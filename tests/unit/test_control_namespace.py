@@ -13,6 +13,7 @@ from gd2fs.control import schema
 from gd2fs.control.paths import normal
 from gd2fs.signing import Capability, Keys
 from tests.control_api import ControlApi, control
+from tests.control_fakes import FakeColumn
 
 
 @pytest.fixture
@@ -86,6 +87,26 @@ def test_a_length_that_can_not_be_asked_is_null_and_a_lost_one_says_so(api: Cont
     info = api.call("GET", "/v1/fs/stat", path="/a.bin")
     assert info["length"] is None and info["lost"] is True
     assert api.call("GET", "/v1/fs/layout", path="/a.bin")["columns"][0]["born"] == 1
+
+
+def test_an_end_that_nobody_knows_is_no_length(api: ControlApi) -> None:
+    layout = _create(api, "/a.bin", width=2)["layout"]
+    api.nodes.write(layout, 0, 10)
+    node = layout["columns"][1]["replicas"][0]["node"]
+    api.nodes.node(node).columns[layout["file"], 1] = FakeColumn(1, 1, end_lost=True)
+    info = api.call("GET", "/v1/fs/stat", path="/a.bin")
+    assert (info["length"], info["end_lost"], "lost" in info) == (None, True, False)
+    assert api.call("GET", "/v1/fs/layout", path="/a.bin")["length"] is None
+
+
+def test_a_column_is_lost_as_soon_as_its_node_has_come_back_without_it(api: ControlApi) -> None:
+    layout = _create(api, "/a.bin")["layout"]
+    node = layout["columns"][0]["replicas"][0]["node"]
+    assert api.call("GET", "/v1/fs/stat", path="/a.bin")["length"] == 0, "it was never written"
+    # Control has not heard of the new incarnation, and the node answers all the same.
+    api.nodes.node(node).incarnation += 1
+    info = api.call("GET", "/v1/fs/stat", path="/a.bin")
+    assert info["length"] is None and info["lost"] is True
 
 
 def test_width_places_columns_on_different_nodes(api: ControlApi) -> None:

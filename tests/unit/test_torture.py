@@ -12,9 +12,11 @@ import pytest
 from gd2fs import errors
 from gd2fs.bench.torture import Settings, mutants
 from gd2fs.bench.torture.check import Allowance, Reader, Violation
+from gd2fs.bench.torture.ends import check_end
 from gd2fs.bench.torture.journal import Journal, Operation, read
 from gd2fs.bench.torture.model import INFINITE, FileModel, Timeline, models
 from gd2fs.bench.torture.pattern import Bytes, pattern
+from gd2fs.client import FileInfo
 
 FILE = "0123456789abcdef" * 2
 UNIT = 64 << 10
@@ -297,3 +299,67 @@ def test_the_mutants_have_a_log_unless_somebody_wants_none(
     monkeypatch.setattr("sys.argv", ["mutants", *arguments])
     assert mutants.main() == 0 and [one.logs for one in asked] == [logs]
     assert ("NOT TESTED without logs: checksum, sync" in capsys.readouterr().err) == (logs == 0)
+
+
+class ByPath:
+    """What somebody is told who asks for a file by its path."""
+
+    def __init__(self, length: int | None, read: int | None = None, **more: bool) -> None:
+        self._told, self._read, self._more = length, length if read is None else read, more
+
+    def stat(self, path: str) -> FileInfo:
+        return FileInfo(path, False, FILE, "cache", self._told, 0, UNIT, 1, 0.0, **self._more)
+
+    def read(self, path: str) -> bytes:
+        if self._read is None:
+            raise errors.Lost("gone")
+        return bytes(self._read)
+
+
+def _ends(story: Story, told: ByPath, damage: bool = False) -> list[str]:
+    found = check_end(told, story.model(), Allowance(story.timeline, damage))
+    assert all(violation.kind == "lost_after_flush" for violation in found)
+    return [violation.what for violation in found]
+
+
+def test_a_file_that_is_shorter_than_what_was_acknowledged_is_noticed() -> None:
+    story = Story()
+    story.write(1, 0, UNIT)
+    story.write(2, UNIT, UNIT + 10)
+    story.write(3, UNIT + 10, UNIT + 20, ok=False)
+    story.die()
+    for end in (UNIT + 10, UNIT + 20):
+        assert _ends(story, ByPath(end)) == []
+    for end in (0, UNIT, UNIT + 9):
+        assert len(_ends(story, ByPath(end))) == 2, "the length and the bytes"
+    assert len(_ends(story, ByPath(UNIT + 10, UNIT))) == 1
+    assert len(_ends(story, ByPath(UNIT + 21))) == 2, "nobody wrote so far"
+    for lost in ("lost", "end_lost"):
+        assert _ends(story, ByPath(None, **{lost: True})) == [], "it says so"
+
+
+def test_an_end_that_was_flushed_stays_known() -> None:
+    story = Story()
+    unknown = ByPath(None, end_lost=True)
+    story.write(1, 0, 100)
+    assert len(_ends(story, unknown)) == 1, "nobody died"
+    story.flush()
+    story.die()
+    assert len(_ends(story, unknown)) == 1 and _ends(story, unknown, damage=True) == []
+    story.write(2, 50, 100)
+    story.die()
+    assert len(_ends(story, unknown)) == 1, "it did not grow"
+    story.write(3, 100, 200)
+    story.stop()
+    assert len(_ends(story, unknown)) == 1, "it was told to end"
+    story.die()
+    assert _ends(story, unknown) == []
+    story.flush()
+    assert _ends(story, unknown) == [], "a flush finds no end again"
+    story = Story()
+    story.write(1, 0, 100)
+    story.flush()
+    story.write(2, 100, 200, ok=False)
+    story.flush()
+    story.die()
+    assert _ends(story, unknown) == [], "the write may have come later"

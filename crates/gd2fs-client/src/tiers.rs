@@ -68,8 +68,11 @@ impl Client {
     ) -> Result<Ticket<Vec<Extent>>, Failure> {
         let asking = self.asking(file, Some(Span { start, end }), timeout)?;
         self.start(async move {
+            let shape = asking.cell.current(Direction::Read);
+            let shape = Shape { unit: shape.stripe_unit, width: shape.columns.len() as u64 };
             let columns = asking.every_column(Asking::whereabouts).await?;
-            Ok(merged(columns.into_iter().flatten().collect()))
+            let all = with_rests(columns, shape, end).map_err(|failure| asking.named(failure))?;
+            Ok(merged(all))
         })
     }
 
@@ -84,6 +87,20 @@ impl Client {
         let (shared, cell) = (self.shared.clone(), file.0.clone());
         Ok(Arc::new(Asking { shared, cell, span, stopper: Stopper::new(timeout) }))
     }
+}
+
+/// What WHERE has found in one column.
+struct Found {
+    column: u64,
+    extents: Vec<Extent>,
+    /// From here on all is of one kind.
+    rest: Option<(u64, Tier)>,
+}
+
+#[derive(Clone, Copy)]
+struct Shape {
+    unit: u64,
+    width: u64,
 }
 
 /// One question about a file.
@@ -135,7 +152,7 @@ impl Asking {
         self.ask(Opcode::Warm, column, Some(self.span)).await?.message()
     }
 
-    async fn whereabouts(self: Arc<Self>, column: usize) -> Result<Vec<Extent>, Failure> {
+    async fn whereabouts(self: Arc<Self>, column: usize) -> Result<Found, Failure> {
         let (mut rest, mut found) = (self.span, Vec::new());
         loop {
             let page: Whereabouts = self.ask(Opcode::Where, column, Some(rest)).await?.message()?;
@@ -143,12 +160,9 @@ impl Asking {
             check_page(&page, Span { start: rest.start, end: upto }, rest.end)
                 .map_err(|failure| self.named(failure))?;
             found.extend(page.extents);
-            if found.len() > EXTENTS_TOTAL_MAX {
-                let message = format!("more than {EXTENTS_TOTAL_MAX} extents; ask for a smaller range");
-                return Err(self.named(Failure::new(Code::TooLarge, message)));
-            }
+            check_count(found.len()).map_err(|failure| self.named(failure))?;
             if page.next.is_none() {
-                return Ok(found);
+                return Ok(Found { column: column as u64, extents: found, rest: page.rest });
             }
             rest.start = upto;
         }
@@ -216,7 +230,48 @@ fn check_page(page: &Whereabouts, covered: Span, end: u64) -> Result<(), Failure
     if page.next.is_some_and(|next| next <= covered.start || next >= end) {
         return Err(bad_reply(format!("WHERE goes on at {:?} of {end}", page.next)));
     }
+    if let Some((from, _)) = page.rest
+        && (page.next.is_some() || from < at || from >= end)
+    {
+        return Err(bad_reply(format!(
+            "WHERE says that from {from} on all is of one kind, of [{at}, {end})"
+        )));
+    }
     Ok(())
+}
+
+fn check_count(extents: usize) -> Result<(), Failure> {
+    if extents > EXTENTS_TOTAL_MAX {
+        let message = format!("more than {EXTENTS_TOTAL_MAX} extents; ask for a smaller range");
+        return Err(Failure::new(Code::TooLarge, message));
+    }
+    Ok(())
+}
+
+/// The extents of all columns up to `end`. Where from some offset on all of them have nothing but one kind, the file has; before
+/// that the chunks of a column take turns with those of others.
+fn with_rests(columns: Vec<Found>, shape: Shape, end: u64) -> Result<Vec<Extent>, Failure> {
+    let Shape { unit, width } = shape;
+    let tiers: Vec<Option<Tier>> = columns.iter().map(|found| found.rest.map(|(_, tier)| tier)).collect();
+    let common =
+        tiers.first().copied().flatten().filter(|tier| tiers.iter().all(|other| *other == Some(*tier)));
+    let latest = columns.iter().filter_map(|found| found.rest).map(|(from, _)| from).max();
+    let upto = common.and(latest).unwrap_or(end);
+    let mut all: Vec<Extent> =
+        common.filter(|_| upto < end).map(|tier| (upto, end, tier)).into_iter().collect();
+    for Found { column, extents, rest } in columns {
+        all.extend(extents);
+        check_count(all.len())?;
+        let Some((from, tier)) = rest else { continue };
+        let mut chunk = from / unit;
+        chunk += (column + width - chunk % width) % width;
+        while from.max(chunk * unit) < upto {
+            all.push((from.max(chunk * unit), upto.min((chunk + 1) * unit), tier));
+            check_count(all.len())?;
+            chunk += width;
+        }
+    }
+    Ok(all)
 }
 
 /// The extents of all columns as those of the file.
@@ -244,10 +299,36 @@ mod tests {
     }
 
     #[test]
+    fn what_all_columns_lack_is_one_extent_however_long_it_is() {
+        let (dram, hole, lost) = (Tier::Dram, Tier::Hole, Tier::Lost);
+        let found = |column, extents: &[Extent], rest| Found { column, extents: extents.to_vec(), rest };
+        let far = 1 << 62;
+        let where_of = |columns, width, end| {
+            let found =
+                with_rests(columns, Shape { unit: 10, width }, end).map_err(|failure| failure.code)?;
+            assert!(found.iter().all(|(start, end, _)| start < end), "{found:?}");
+            Ok(merged(found))
+        };
+        let one = |rest| vec![found(0, &[(0, 15, dram)], rest)];
+        assert_eq!(where_of(one(Some((15, hole))), 1, far), Ok(vec![(0, 15, dram), (15, far, hole)]));
+        assert_eq!(where_of(one(None), 1, 15), Ok(vec![(0, 15, dram)]));
+        let two =
+            |rest| vec![found(1, &[(10, 15, dram)], rest), found(0, &[(0, 10, dram)], Some((10, hole)))];
+        let wide = |tier| Ok(vec![(0, 15, dram), (15, far, tier)]);
+        assert_eq!(where_of(two(Some((15, hole))), 2, far), wide(hole));
+        let expected = vec![(0, 15, dram), (15, 20, lost), (20, 30, hole), (30, 35, lost)];
+        assert_eq!(where_of(two(Some((15, lost))), 2, 35), Ok(expected));
+        assert_eq!(where_of(two(Some((15, lost))), 2, far), Err(Code::TooLarge));
+        let expected = vec![(0, 10, dram), (10, 33, hole)];
+        let empty = vec![found(0, &[(0, 10, dram)], Some((10, hole))), found(1, &[], Some((3, hole)))];
+        assert_eq!(where_of(empty, 2, 33), Ok(expected));
+    }
+
+    #[test]
     fn an_answer_that_makes_no_sense_is_refused() {
         let check = |extents: &[(u64, u64)], next| {
             let extents = extents.iter().map(|(start, end)| (*start, *end, Tier::Dram)).collect();
-            let page = Whereabouts { extents, next };
+            let page = Whereabouts { extents, next, rest: None };
             let upto = page.next.unwrap_or(100);
             check_page(&page, Span { start: 10, end: upto }, 100).map_err(|failure| failure.code)
         };

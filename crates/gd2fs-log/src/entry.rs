@@ -38,6 +38,10 @@ pub struct ColumnState {
     pub stripe_unit: u32,
     /// Columns of the file.
     pub width: u32,
+    /// Up to where the column has reached, as a file offset: also with bytes that the log does not have.
+    pub end: u64,
+    /// Whether it has reached no further.
+    pub exact: bool,
 }
 
 /// A chunk's bytes as they shall be kept.
@@ -192,6 +196,9 @@ pub(crate) struct RawEntry {
     sealed: U64,
     stripe_unit: U32,
     width: U32,
+    end: U64,
+    exact: u8,
+    zeros: [u8; 3],
 }
 
 impl RawEntry {
@@ -207,6 +214,9 @@ impl RawEntry {
             sealed: state.sealed.into(),
             stripe_unit: state.stripe_unit.into(),
             width: state.width.into(),
+            end: state.end.into(),
+            exact: state.exact.into(),
+            zeros: [0; 3],
         }
     }
 
@@ -226,6 +236,8 @@ impl RawEntry {
             sealed: self.sealed.get(),
             stripe_unit: self.stripe_unit.get(),
             width: self.width.get(),
+            end: self.end.get(),
+            exact: self.exact != 0,
         }
     }
 }

@@ -23,7 +23,8 @@ fn key() -> Key {
 }
 
 fn state() -> ColumnState {
-    ColumnState { epoch: 5, born: 6, grant: 7, sealed: 1 << 33, stripe_unit: 4 << 20, width: 8 }
+    let (sealed, end) = (1 << 33, (1 << 33) + 5);
+    ColumnState { epoch: 5, born: 6, grant: 7, sealed, stripe_unit: 4 << 20, width: 8, end, exact: true }
 }
 
 fn runs() -> Vec<Run> {

@@ -10,14 +10,12 @@ use gd2fs_wire::messages::{
 };
 use gd2fs_wire::{Code, Failure};
 
-use crate::chunk::Chunk;
 use crate::column::{Column, bytes_of};
 use crate::columns::Slot;
-use crate::geometry::Place;
 use crate::pins::RANGES_MAX;
 use crate::store::Store;
 
-/// Chunks and runs that one WHERE looks at under the column's lock: about as long.
+/// Chunks and runs that one WHERE looks at under the column's lock: a millisecond or so.
 const LOOKS_MAX: usize = 65_536;
 
 impl Column {
@@ -25,34 +23,49 @@ impl Column {
     pub fn whereabouts(&self, start: u64, end: u64) -> Result<Whereabouts, Failure> {
         check_span(start, end)?;
         let state = self.lock_alive()?;
-        // Up to here what is missing was there once.
-        let lost_end = if self.is_lost(&state) { u64::MAX } else { state.sealed.max(state.lost_end) };
+        let (lost_below, unit) = (self.lost_below(&state), u64::from(self.geometry().stripe_unit));
+        let column_end = self.length(&state).max(state.sealed);
+        let upto = end.min(column_end).max(start);
         let mut found = Whereabouts::default();
-        let mut looks = 0;
-        for Place { chunk: index, start, end } in self.geometry().chunks_between(start, end) {
-            let at = |inside| self.geometry().offset(index, inside);
+        let (mut looks, mut at) = (0, start);
+        for (index, chunk) in state.chunks.range(start / unit..upto.div_ceil(unit)) {
+            let first = self.geometry().offset(*index, 0);
             if looks >= LOOKS_MAX {
-                found.next = Some(at(start));
+                if self.absent(&mut found, at, first, lost_below) {
+                    found.next = Some(first);
+                }
                 return Ok(found);
             }
             looks += 1;
-            let mut upto = start;
-            let chunk = state.chunks.get(&index);
-            let tier = if chunk.is_some_and(Chunk::is_cold) { Tier::Nvme } else { Tier::Dram };
-            for (from, to) in chunk.into_iter().flat_map(|chunk| chunk.runs().valid_parts(start, end)) {
+            let tier = if chunk.is_cold() { Tier::Nvme } else { Tier::Dram };
+            let inside = (start.saturating_sub(first) as u32, (upto - first).min(unit) as u32);
+            for (from, to) in chunk.runs().valid_parts(inside.0, inside.1) {
                 looks += 1;
-                if !absent(&mut found, at(upto), at(from), lost_end)
-                    || !extend(&mut found, at(from), at(to), tier)
-                {
+                let (from, to) = (first + u64::from(from), first + u64::from(to));
+                if !self.absent(&mut found, at, from, lost_below) || !extend(&mut found, from, to, tier) {
                     return Ok(found);
                 }
-                upto = to;
-            }
-            if !absent(&mut found, at(upto), at(end), lost_end) {
-                return Ok(found);
+                at = to;
             }
         }
+        if self.absent(&mut found, at, upto, lost_below) && upto < end {
+            found.rest = Some((upto, if column_end < lost_below { Tier::Lost } else { Tier::Hole }));
+        }
         Ok(found)
+    }
+
+    /// Adds what of `[start, end)`, in which nothing is there, lies in this column; of that what lies below `lost_below` is lost.
+    /// False: it does not all fit.
+    fn absent(&self, found: &mut Whereabouts, start: u64, end: u64, lost_below: u64) -> bool {
+        let mut add = |start: u64, end: u64| {
+            let middle = lost_below.clamp(start, end);
+            extend(found, start, middle, Tier::Lost) && extend(found, middle, end, Tier::Hole)
+        };
+        if self.geometry().width == 1 {
+            return start >= end || add(start, end);
+        }
+        let at = |chunk, inside| self.geometry().offset(chunk, inside);
+        self.geometry().chunks_between(start, end).all(|p| add(at(p.chunk, p.start), at(p.chunk, p.end)))
     }
 
     fn list_item(&self) -> Option<ListItem> {
@@ -192,12 +205,6 @@ impl Store {
     pub fn reported(&self, sequence: u64) {
         self.shared.changed.told(sequence);
     }
-}
-
-/// Adds a gap, of which the part below `lost_end` is lost.
-fn absent(found: &mut Whereabouts, start: u64, end: u64, lost_end: u64) -> bool {
-    let middle = lost_end.clamp(start, end);
-    extend(found, start, middle, Tier::Lost) && extend(found, middle, end, Tier::Hole)
 }
 
 /// Adds an extent that may be empty; false, with the place to go on: it does not fit any more.

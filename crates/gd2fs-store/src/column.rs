@@ -1,6 +1,6 @@
 //! The share of a file that lives on this node, and the rules under which it changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gd2fs_log::{ColumnState, Key, Note};
@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use crate::chunk::{Chunk, Memory};
 use crate::columns::Name;
+use crate::ends::End;
 use crate::geometry::{Geometry, Place};
 use crate::hurdle::Hurdle;
 use crate::keeping::Owed;
@@ -46,8 +47,13 @@ pub(crate) struct State {
     pub version: u64,
     pub deleted: bool,
     pub chunks: BTreeMap<u64, Chunk>,
-    /// Below this file offset what is missing was there once, and was evicted or found damaged.
+    /// Below this file offset what is missing was there once: it was evicted, found damaged, or not kept by an earlier life.
     pub lost_end: u64,
+    /// Chunks that were found damaged and dropped, in this life of the node.
+    pub damaged: BTreeSet<u64>,
+    /// Up to where something was evicted in this life.
+    pub evicted_end: u64,
+    pub end: End,
     /// Whether a log may hold something of the column: then changes without bytes must reach it too.
     pub logged: bool,
     /// What must be durable before anything that depends on it is answered.
@@ -62,6 +68,7 @@ pub struct Opened {
     pub length: u64,
     pub sealed: u64,
     pub grant: u64,
+    /// Nobody knows any more where the column ended.
     pub lost: bool,
 }
 
@@ -118,6 +125,9 @@ impl Column {
             if capability.grant > state.grant {
                 self.drop_beyond_seal(&mut state)?;
                 state.grant = capability.grant;
+                if state.end == End::Kept {
+                    state.end = End::Here;
+                }
                 self.owe_state(&mut state);
             }
         }
@@ -125,7 +135,7 @@ impl Column {
             length: self.length(&state),
             sealed: state.sealed,
             grant: state.grant,
-            lost: self.is_lost(&state),
+            lost: self.is_endless(&state),
         })
     }
 
@@ -189,12 +199,14 @@ impl Column {
     pub fn stat(&self) -> ColumnStat {
         let state = self.state.lock();
         ColumnStat {
-            length: self.length(&state),
+            // What was sealed was there, whatever became of it.
+            length: self.length(&state).max(state.sealed),
             sealed: state.sealed,
             grant: state.grant,
             epoch: state.epoch,
             bytes: bytes_of(&state.chunks),
             deleted: state.deleted,
+            end_lost: self.is_end_lost(&state),
         }
     }
 
@@ -314,20 +326,8 @@ impl Column {
             }
         }
         state.lost_end = state.lost_end.min(state.sealed);
+        state.evicted_end = state.evicted_end.min(state.sealed);
         Ok(())
-    }
-
-    pub(crate) fn length(&self, state: &State) -> u64 {
-        // Chunks without runs wait for their first write; there are at most as many as writes in flight.
-        let last = state.chunks.iter().rev().find(|(_, chunk)| !chunk.runs().is_empty());
-        last.map_or(0, |(index, chunk)| self.geometry.offset(*index, chunk.runs().end())).max(state.lost_end)
-    }
-
-    /// The first file offset of this column below its length or seal whose byte is not there any more. Where the length is not
-    /// known, and nothing is sealed, that is where what is there ends.
-    pub(crate) fn valid(&self, state: &State) -> Option<u64> {
-        let known = !self.is_lost(state) || state.sealed > 0;
-        self.gap(state, 0, if known { self.length(state).max(state.sealed) } else { u64::MAX })
     }
 
     /// The first file offset of this column in `[start, end)` whose byte is not there.
@@ -355,34 +355,13 @@ impl Column {
             sealed: state.sealed,
             stripe_unit: self.geometry.stripe_unit,
             width: self.geometry.width,
+            end: self.length(state),
+            exact: state.end == End::Kept,
         }
     }
 
     pub(crate) fn memory(&self) -> Memory<'_> {
         Memory { arena: &self.shared.arena, tenant: self.tenant() }
-    }
-
-    pub(crate) fn is_lost(&self, state: &State) -> bool {
-        state.born < self.shared.data.incarnation
-    }
-
-    pub(crate) fn missing(&self, state: &State, start: u64, end: u64) -> Failure {
-        let name = self.title();
-        if self.is_lost(state) {
-            let (born, now) = (state.born, self.shared.data.incarnation);
-            let message = format!(
-                "{name} [{start}, {end}): written to incarnation {born} of this node if at all, now is {now}; it was not kept"
-            );
-            return Failure::new(Code::Lost, message);
-        }
-        let gap = self.gap(state, start, end).unwrap_or(end);
-        if gap < state.sealed.max(state.lost_end) {
-            return Failure::new(
-                Code::Lost,
-                format!("{name} [{start}, {end}): not all of it is here any more"),
-            );
-        }
-        Failure::new(Code::Hole, format!("{name} [{start}, {end}): not all of it was ever written"))
     }
 
     pub(crate) fn explain(&self, failure: Failure) -> Failure {

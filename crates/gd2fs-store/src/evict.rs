@@ -13,6 +13,7 @@ use std::time::Instant;
 use gd2fs_wire::Failure;
 
 use crate::column::Column;
+use crate::ends::Loss;
 use crate::ledger::{Ledger, Rank};
 use crate::shared::Shared;
 use crate::tenants::Tenant;
@@ -203,7 +204,7 @@ impl Column {
         {
             freed += chunk.frame().map_or(0, |frame| frame.capacity() as u64);
             let index = *index;
-            self.lose(&mut state, index);
+            self.lose(&mut state, index, Loss::Evicted);
         }
         if state.chunks.is_empty() {
             self.unlist_dram(&mut state);
@@ -227,7 +228,7 @@ impl Column {
                 wanted = going.len();
             }
         }
-        going[..wanted].iter().for_each(|index| self.lose(&mut state, *index));
+        going[..wanted].iter().for_each(|index| self.lose(&mut state, *index, Loss::Evicted));
         if freed == 0 && state.chunks.values().all(|chunk| chunk.record.is_none()) {
             self.unlist_log(&mut state);
         }

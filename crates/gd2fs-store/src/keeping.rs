@@ -16,6 +16,7 @@ use gd2fs_wire::{Code, Failure};
 use crate::chunk::{Appending, Chunk};
 use crate::column::{Column, State};
 use crate::dirty::Dirty;
+use crate::ends::Loss;
 use crate::frame::Frame;
 use crate::tier::{Record, Tier, failure_of};
 
@@ -47,6 +48,11 @@ impl Owed {
 
     pub fn has_former(&self) -> bool {
         !self.former.is_empty()
+    }
+
+    /// Whether the column's state is another than the log has it.
+    pub fn names_state(&self) -> bool {
+        self.notes.iter().any(|note| matches!(note, Note::Column { .. }))
     }
 
     /// Whether the log may bring former bytes of a chunk back.
@@ -166,15 +172,20 @@ impl Column {
             let message = "this node keeps nothing beyond its memory; give it node.logs";
             return Err(Failure::new(Code::Unsupported, message));
         }
-        self.settle().await?;
         let changes: Vec<(u64, u64)> = {
-            let state = self.lock_alive()?;
+            let mut state = self.lock_alive()?;
+            if self.keep_end(&mut state) {
+                // Where there are bytes and no log knows them, their snapshots will say it.
+                state.logged |= state.chunks.is_empty();
+                self.owe_state(&mut state);
+            }
             let behind = state.chunks.iter().filter(|(_, chunk)| chunk.dirty.is_some());
             behind.map(|(index, chunk)| (*index, chunk.changed)).collect()
         };
         for (index, _) in &changes {
             self.hurry(*index);
         }
+        self.settle().await?;
         for (index, change) in changes {
             self.written(index, change).await?;
         }
@@ -338,7 +349,7 @@ impl Column {
         if chunk.frame().is_some() {
             self.changed(&mut state, index, false);
         } else {
-            self.lose(&mut state, index);
+            self.lose(&mut state, index, Loss::Damaged);
         }
         drop(state);
         self.progress.notify_waiters();
@@ -356,9 +367,14 @@ impl Column {
     }
 
     /// Takes a chunk out of both tiers for good; what the log has of it is owed to be forgotten.
-    pub(crate) fn lose(&self, state: &mut State, index: u64) {
+    pub(crate) fn lose(&self, state: &mut State, index: u64, why: Loss) {
         let Some(chunk) = state.chunks.remove(&index) else { return };
-        state.lost_end = state.lost_end.max(self.geometry.offset(index, chunk.runs().end()));
+        let end = self.geometry.offset(index, chunk.runs().end());
+        state.lost_end = state.lost_end.max(end);
+        match why {
+            Loss::Evicted => state.evicted_end = state.evicted_end.max(end),
+            Loss::Damaged => drop(state.damaged.insert(index)),
+        }
         if state.logged {
             self.owe_forget(state, index);
         }

@@ -13,6 +13,7 @@ mod column;
 mod columns;
 mod data_dir;
 mod dirty;
+mod ends;
 mod epochs;
 mod evict;
 mod flusher;

@@ -119,8 +119,7 @@ impl Column {
             chunk.used_at = now;
         }
         self.check_epoch(&state, epoch)?;
-        if !self.is_lost(&state) {
-            // Where something may be lost, nobody can know where the column ended: then nothing is short, only missing.
+        if !self.is_endless(&state) {
             let available = self.length(&state).saturating_sub(offset).min(u64::from(length)) as u32;
             if available == 0 {
                 return Ok(Found::End);

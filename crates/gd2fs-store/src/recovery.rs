@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use crate::chunk::Chunk;
 use crate::column::{Column, State};
 use crate::columns::{Name, Slot};
+use crate::ends::End;
 use crate::geometry::Geometry;
 use crate::store::{Store, bury};
 use crate::tier::Record;
@@ -48,6 +49,9 @@ pub(crate) fn recover(store: &Store, found: Vec<Recovered>) {
             known.epoch = state.epoch.max(shared.data.epochs.highest(file, column));
             (known.born, known.grant, known.sealed) = (state.born, state.grant, state.sealed);
             (known.version, known.logged) = (version, true);
+            known.end = if state.exact { End::Kept } else { End::Placed };
+            // What a grant wrote beyond the seal counts for nothing, so that nobody misses it.
+            known.lost_end = if state.grant == 0 { state.end } else { 0 };
             shapes.insert((file, column), geometry);
         }
     }

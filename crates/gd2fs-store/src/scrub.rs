@@ -14,6 +14,7 @@ use tokio::runtime::Handle;
 
 use crate::chunk::verify;
 use crate::column::{Column, bytes_of};
+use crate::ends::Loss;
 use crate::frame::Frame;
 use crate::runs::Run;
 use crate::tier::Tier;
@@ -189,7 +190,7 @@ impl Column {
         if !self.heal(index, frame) {
             let mut state = self.state.lock();
             if state.chunks.get(&index).is_some_and(|chunk| chunk.is_in(frame)) {
-                self.lose(&mut state, index);
+                self.lose(&mut state, index, Loss::Damaged);
             }
         }
     }

@@ -18,6 +18,8 @@ pub struct TierStats {
     pub log_live: u64,
     /// Bytes in them that can be written before reclaim must free more.
     pub log_free: u64,
+    /// Syncs of all logs.
+    pub log_syncs: u64,
     /// Logs that take nothing any more.
     pub log_failed: u64,
     /// Bytes in memory that the logs do not have.
@@ -87,6 +89,7 @@ impl Store {
             stats.log_live += log.live_bytes;
             stats.log_free += log.free_bytes;
             stats.evictable_bytes += log.live_bytes;
+            stats.log_syncs += log.syncs;
             stats.log_failed += u64::from(tier.log.failed().is_some());
             stats.flush_lag = stats.flush_lag.max(tier.queue.lag());
         }

@@ -218,6 +218,7 @@ impl Store {
             }
             for column in self.columns.all() {
                 column.settle().await?;
+                column.keep_end_at_close();
             }
             for tier in &self.shared.tiers {
                 // Makes durable what it names.

@@ -71,7 +71,8 @@ impl Column {
     }
 
     /// The second half of `WriteTicket::publish`: every rule is checked again, since all may have changed while bytes came in.
-    /// Bytes that replace others which the log has are durable when this returns.
+    /// Bytes that replace others which the log has are durable when this returns, and so is that the column may have grown beyond
+    /// the end that the log had of it.
     pub(crate) async fn publish(
         self: &Arc<Self>,
         ticket: &mut WriteTicket,
@@ -88,7 +89,7 @@ impl Column {
         }
     }
 
-    /// Whether the log has bytes that contradict what was published.
+    /// Whether the log contradicts what was published: it has other bytes there, or says that the column ends before.
     fn try_publish(
         self: &Arc<Self>,
         ticket: &mut WriteTicket,
@@ -107,7 +108,7 @@ impl Column {
         if state.owed.forgets(&self.key(index)) {
             return Err(Hurdle::Owed);
         }
-        let memory = self.memory();
+        let (memory, length) = (self.memory(), self.length(&state));
         let chunk = match state.chunks.entry(index) {
             Entry::Occupied(entry) => entry.into_mut(),
             // The chunk went when the writer it had grown for gave up. Other writers may still receive into the frame from
@@ -137,7 +138,8 @@ impl Column {
             self.list_dram(&mut state);
         }
         self.changed(&mut state, index, through);
-        Ok(through)
+        let grew = self.length(&state) > length && self.grew(&mut state);
+        Ok(through || grew)
     }
 
     pub(crate) fn abandon(&self, ticket: &WriteTicket) {

@@ -47,7 +47,7 @@ pub struct OpenReply {
     pub length: u64,
     pub sealed: u64,
     pub grant: u64,
-    /// The column existed under an earlier incarnation of the node, whose memory is gone.
+    /// The column existed under an earlier incarnation of the node, and nobody knows where it ended.
     pub lost: bool,
 }
 
@@ -113,6 +113,8 @@ pub struct Whereabouts {
     pub extents: Vec<(u64, u64, Tier)>,
     /// Where to go on; None: nothing is left.
     pub next: Option<u64>,
+    /// From here to the end of what was asked all of the column is of one kind, in however many chunks.
+    pub rest: Option<(u64, Tier)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,6 +140,8 @@ pub struct ColumnStat {
     /// Control has had it deleted, and the node still remembers that; then all else is 0.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub deleted: bool,
+    /// In an earlier life of the node the column may have reached beyond `length`.
+    pub end_lost: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -285,7 +289,8 @@ mod tests {
     #[test]
     fn the_longest_answers_fit_into_their_frames() {
         let extents = vec![(u64::MAX, u64::MAX, Tier::Nvme); EXTENTS_MAX];
-        let ext = serde_json::to_vec(&Whereabouts { extents, next: Some(u64::MAX) }).unwrap();
+        let (next, rest) = (Some(u64::MAX), Some((u64::MAX, Tier::Nvme)));
+        let ext = serde_json::to_vec(&Whereabouts { extents, next, rest }).unwrap();
         assert!(ext.len() <= usize::from(u16::MAX), "{}", ext.len());
         let item = ListItem {
             file: "f".repeat(32),

@@ -38,6 +38,7 @@ def describe(info: FileInfo) -> dict[str, Any]:
         "width": info.width,
         "created_at": info.created_at,
         "lost": info.lost,
+        "end_lost": info.end_lost,
         "valid": info.valid,
     }
 
@@ -204,9 +205,18 @@ def warm(path: RemotePath, control: ControlOption = None, as_json: JsonFlag = Fa
 
 
 def flush(path: RemotePath, control: ControlOption = None, as_json: JsonFlag = False) -> None:
-    """Wait until all that was written to a file is durable."""
+    """Wait until all that was written to a file is durable. Fails if something of it is lost."""
+    from gd2fs.errors import Lost
+
     with connect(control) as client:
         client.flush(path)
+        # The nodes speak of what they have: somebody else may have written more than that.
+        gone = next((extent for extent in client.where(path) if extent.tier == "lost"), None)
+    if gone is not None:
+        raise Lost(
+            f"{path}: the rest is durable, but [{gone.start}, {gone.end}) is lost, if it was written; "
+            "write it again"
+        )
     if as_json:
         print_json({"path": path, "durable": True})
     else:

@@ -199,13 +199,20 @@ class Client:
         )
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """At most ``length`` bytes from byte ``offset`` on, or all to the end of the file."""
+        """At most ``length`` bytes from byte ``offset`` on, or all to the end of the file.
+
+        Never short without a word: raises Lost for bytes that are gone, and, without ``length``, where nobody
+        knows the end of the file any more (`FileInfo.end_lost`).
+        """
         position(offset)
         if length is not None and length < 0:
             raise errors.Invalid(f"length: {length} is below 0")
         if length is None or length > READ_UNASKED_BYTES_MAX:
-            rest = max(0, self._length(path) - offset)
-            length = rest if length is None else min(length, rest)
+            info = self.stat(path)
+            # Where the end is lost, a range that was named may be there all the same.
+            if length is None or not info.end_lost:
+                rest = max(0, info.known_length() - offset)
+                length = rest if length is None else min(length, rest)
         buffer = np.empty(length, np.uint8)
         return buffer[: self.read_into(path, offset, buffer)].tobytes()
 
@@ -341,18 +348,8 @@ class Client:
         if os.getpid() == self._process:
             self.close()
 
-    def _length(self, path: str) -> int:
-        info = self.stat(path)
-        if info.is_dir:
-            raise errors.IsADirectory(f"{path} is a directory")
-        if info.lost:
-            raise errors.Lost(f"{path}: its length is not known; a node has lost its share")
-        if info.length is None:
-            raise errors.Unavailable(f"{path}: its length is not known; its node can't be reached")
-        return info.length
-
     def _ranges(self, path: str, ranges: Sequence[Range] | None) -> Sequence[Range]:
-        return [(0, self._length(path))] if ranges is None else ranges
+        return [(0, self.stat(path).known_length())] if ranges is None else ranges
 
     def _on_path(
         self, path: str, rights: str, work: Callable[[File, float], T], timeout_s: float | None

@@ -14,10 +14,10 @@ from gd2fs.client.control import Control
 class FileInfo:
     """One file or directory.
 
-    ``length`` and ``sealed`` count bytes; ``length`` is None for a directory, and for a file whose node
-    can't be reached.
-    ``created_at`` is in unix seconds. ``lost``: a node has lost its share of the file; ``valid``: the first
-    byte that is missing, None where none is known to be.
+    ``length`` and ``sealed`` count bytes; ``length`` is None for a directory, and for a file whose length
+    nobody knows: a node can't be reached, or has lost its share of the file (``lost``), or has lost what was
+    written last (``end_lost``). ``created_at`` is in unix seconds. ``valid``: the first byte that is missing,
+    None where none is known to be.
     """
 
     path: str
@@ -30,7 +30,29 @@ class FileInfo:
     width: int | None
     created_at: float
     lost: bool = False
+    end_lost: bool = False
     valid: int | None = None
+
+    def known_length(self) -> int:
+        """The length of a file in bytes. Raises IsADirectory; Lost or Unavailable where nobody knows it."""
+        if self.is_dir:
+            raise errors.IsADirectory(f"{self.path} is a directory")
+        if self.lost:
+            raise errors.Lost(
+                f"{self.path}: a node was started anew without its share of it; delete it and write it again"
+            )
+        if self.end_lost:
+            there = "" if self.valid is None else f"; below {self.valid} all is there"
+            raise errors.Lost(
+                f"{self.path}: nobody knows where it ended, since a node was started anew that had not kept "
+                f"what was written last{there}; read the ranges that you need, or delete it and write it "
+                "again"
+            )
+        if self.length is None:
+            raise errors.Unavailable(
+                f"{self.path}: its length is not known, since its node can't be reached; try again"
+            )
+        return self.length
 
     @classmethod
     def from_json(cls, info: dict[str, Any]) -> FileInfo:
@@ -45,6 +67,7 @@ class FileInfo:
             width=info.get("width"),
             created_at=info["created_at"],
             lost=bool(info.get("lost", False)),
+            end_lost=bool(info.get("end_lost", False)),
             valid=info.get("valid"),
         )
 

@@ -51,8 +51,7 @@ def download(client: Client, path: str, local: str | os.PathLike[str], progress:
     info = client.stat(path)
     if info.is_dir:
         raise errors.IsADirectory(f"{path} is a directory; download its files one by one")
-    if info.length is None:
-        raise errors.Unavailable(f"{path}: its length is not known; the node that holds it can't be reached")
+    length = info.known_length()
     target = Path(local)
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a directory on this machine; name a file in it")
@@ -62,7 +61,7 @@ def download(client: Client, path: str, local: str | os.PathLike[str], progress:
     try:
         with open(partial, "xb") as sink, _reported(progress, f"get {path}") as report:
             file = client.open_layout(client.namespace.layout(path, "read"))
-            _receive(file, sink.fileno(), info.length, report)
+            _receive(file, sink.fileno(), length, report)
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)

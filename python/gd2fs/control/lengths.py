@@ -18,11 +18,13 @@ _NODES_AT_ONCE = 16
 @dataclass(frozen=True, slots=True)
 class Length:
     """`length` and `sealed` in bytes, None where a node could not be asked; `lost`: a node lost its share;
-    `valid`: the first byte that is missing, None: none is known to be."""
+    `end_lost`: a node lost what was written last, so that nobody knows the length; `valid`: the first byte
+    that is missing, None: none is known to be."""
 
     length: int | None
     sealed: int | None
     lost: bool = False
+    end_lost: bool = False
     valid: int | None = None
 
 
@@ -56,22 +58,30 @@ class Lengths:
         for start in range(0, len(items), ITEMS_MAX):
             batch = items[start : start + ITEMS_MAX]
             try:
-                _, replies = self._link.stat(addresses, batch)
+                incarnation, replies = self._link.stat(addresses, batch)
             except errors.Gd2fsError:
                 return found
             for item, reply in zip(batch, replies, strict=True):
-                # A column that was placed but never written is not known to its node: it is empty.
-                found[item["file"], item["column"]] = reply or {"length": 0, "sealed": 0}
+                found[item["file"], item["column"]] = reply or {"unknown_to": incarnation}
         return found
 
 
 def _length(view: FileView, answers: dict[tuple[str, int], dict[str, Any]]) -> Length:
-    if any(column.lost for column in view.columns):
-        return Length(None, None, lost=True)
-    columns = [answers.get((view.file, ordinal)) for ordinal in range(view.width)]
+    columns = []
+    for ordinal, column in enumerate(view.columns):
+        answer = answers.get((view.file, ordinal))
+        if column.lost or (answer and answer.get("unknown_to", column.born) != column.born):
+            # Also where the node was started anew without it a moment ago, and control has not heard of it.
+            return Length(None, None, lost=True)
+        if answer and "unknown_to" in answer:
+            # Placed there, and never written.
+            answer = {"length": 0, "sealed": 0, "end_lost": False}
+        columns.append(answer)
     known = [column for column in columns if column is not None]
     if len(known) < len(columns):
         return Length(None, None)
+    sealed = min(column["sealed"] for column in known)
+    if any(column["end_lost"] for column in known):
+        return Length(None, sealed, end_lost=True, valid=view.valid)
     # Lengths are file offsets: the longest column ends where the file ends.
-    length, sealed = max(column["length"] for column in known), min(column["sealed"] for column in known)
-    return Length(length, sealed, valid=view.valid)
+    return Length(max(column["length"] for column in known), sealed, valid=view.valid)

@@ -172,6 +172,8 @@ def file_info(view: FileView, length: Length | None) -> dict[str, Any]:
         info["lost"] = True
     elif length and length.valid is not None:
         info["valid"] = length.valid
+    if length and length.end_lost:
+        info["end_lost"] = True
     return info
 
 

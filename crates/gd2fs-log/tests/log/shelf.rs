@@ -261,6 +261,8 @@ impl Content {
             sealed: self.seed,
             stripe_unit: 4 << 20,
             width: 1,
+            end: self.version * 7,
+            exact: self.version.is_multiple_of(2),
         }
     }
 

@@ -61,11 +61,10 @@ fn warm_and_where_tell_what_is_there() {
             (U - 10, U + 70_000, dram),
             (U + 70_000, 3 * U + 5, hole),
             (3 * U + 5, 3 * U + 10, dram),
-            (3 * U + 10, 4 * U, hole),
         ],
         "neighbours are one extent, across chunks too"
     );
-    assert_eq!(all.next, None);
+    assert_eq!((all.next, all.rest), (None, Some((3 * U + 10, hole))));
     assert_eq!(column.whereabouts(500, 501).unwrap().extents, [(500, 501, dram)]);
     let warm = |start, end| column.warm(start, end).unwrap();
     assert_eq!(warm(0, 4 * U), Warmth { dram: 71_015, nvme: 0, missing: 4 * U - 71_015 });
@@ -92,7 +91,11 @@ fn only_the_chunks_of_the_column_count() {
     let column = now(bench.store.open(&capability, 1)).unwrap().0;
     write(&column, 0, U, &pattern(UNIT as usize, 1)).unwrap();
     let found = column.whereabouts(10, 5 * U).unwrap();
-    assert_eq!(found.extents, [(U, 2 * U, Tier::Dram), (3 * U, 4 * U, Tier::Hole)]);
+    assert_eq!((found.extents, found.rest), (vec![(U, 2 * U, Tier::Dram)], Some((2 * U, Tier::Hole))));
+    write(&column, 0, 5 * U, &[1]).unwrap();
+    let found = column.whereabouts(10, 5 * U).unwrap();
+    assert_eq!(found.extents, [(U, 2 * U, Tier::Dram), (3 * U, 4 * U, Tier::Hole)], "a hole before the end");
+    assert_eq!((found.next, found.rest), (None, None));
     assert_eq!(column.warm(10, 5 * U).unwrap(), Warmth { dram: U, nvme: 0, missing: U });
     assert_eq!(column.warm(0, U).unwrap(), Warmth::default());
     assert_eq!(column.whereabouts(0, U).unwrap().extents, []);
@@ -113,13 +116,24 @@ fn where_is_told_in_pages_that_lead_to_the_end() {
     let first = column.whereabouts(0, end).unwrap();
     assert_eq!((first.extents.len(), first.next), (EXTENTS_MAX, Some(end / 2)));
     let second = column.whereabouts(end / 2, end).unwrap();
-    assert_eq!((second.extents.len(), second.next), (EXTENTS_MAX, None));
-    assert_eq!(second.extents.last(), Some(&(end - 100, end, Tier::Hole)));
-    // A hole of more chunks than one answer looks at.
-    let far = column.whereabouts(end, 1 << 50).unwrap();
-    let next = far.next.expect("more is left");
-    assert_eq!(far.extents, [(end, next, Tier::Hole)]);
-    assert!(next > end + 1000 * U);
+    assert_eq!((second.extents.len(), second.next), (EXTENTS_MAX - 1, None));
+    assert_eq!(second.rest, Some((end - 100, Tier::Hole)));
+}
+
+#[test]
+fn a_hole_of_very_many_chunks_is_told_at_once() {
+    let bench = Bench::new(64 << 20);
+    let column = bench.open(0);
+    write(&column, 0, 0, &[1; 10]).unwrap();
+    let far = column.whereabouts(0, 1 << 62).unwrap();
+    assert_eq!(far.extents, [(0, 10, Tier::Dram)]);
+    assert_eq!((far.next, far.rest), (None, Some((10, Tier::Hole))));
+    assert_eq!(column.whereabouts(1 << 61, 1 << 62).unwrap().rest, Some((1 << 61, Tier::Hole)));
+    // Before the end too.
+    write(&column, 0, 1 << 60, &[1; 10]).unwrap();
+    let sparse = column.whereabouts(0, 1 << 62).unwrap();
+    let expected = [(0, 10, Tier::Dram), (10, 1 << 60, Tier::Hole), (1 << 60, (1 << 60) + 10, Tier::Dram)];
+    assert_eq!((sparse.extents.as_slice(), sparse.next), (expected.as_slice(), None));
 }
 
 #[test]
@@ -128,7 +142,9 @@ fn what_an_earlier_incarnation_had_is_lost_and_not_a_hole() {
     write(&bench.open(0), 0, 0, &[1; 10]).unwrap();
     let bench = bench.restart();
     let column = bench.open(0);
-    assert_eq!(column.whereabouts(0, 10).unwrap().extents, [(0, 10, Tier::Lost)]);
+    let found = column.whereabouts(0, 10).unwrap();
+    assert_eq!((found.extents, found.rest), (vec![], Some((0, Tier::Lost))));
+    assert!(column.stat().end_lost);
     assert_eq!(column.warm(0, 10).unwrap(), Warmth { dram: 0, nvme: 0, missing: 10 });
 }
 

@@ -2,6 +2,7 @@
 
 mod asks;
 mod deletion;
+mod ends;
 mod evict;
 mod grants;
 mod histories;

@@ -81,6 +81,10 @@ class FileModel:
     """Whether one was begun."""
     length: int = 0
     """No write went further."""
+    grown: float = 0.0
+    """When it began to grow since a flush made its end durable; infinite if it has not."""
+    unanswered: bool = False
+    """Whether a write that would have made it grow has got no answer: it may still come."""
     session: str = ""
     """Of a conversation's file, which control deletes when the conversation has no use for it any more."""
     grant: int = 0
@@ -104,8 +108,28 @@ class FileModel:
                     found.append(replace(piece, start=max(start, piece.start), end=min(end, piece.end)))
         return found
 
+    @property
+    def acknowledged_end(self) -> int:
+        """No file that has a known end ends before this: bytes were acknowledged up to here. Of a
+        conversation's file only what was committed counts."""
+        if self.session:
+            return self.sealed
+        written = (
+            piece.end for _, pieces in self.pieces() for piece in pieces if piece.acknowledged < INFINITE
+        )
+        return max(written, default=0)
+
+    def end_is_durable(self, timeline: Timeline) -> bool:
+        """Whether a node that was started anew must still know where the file ends."""
+        # A stop in order keeps the ends of what the node has; of a column without bytes it has nothing.
+        forgot = timeline.died if len(self.nodes) == 1 and self.length else timeline.restarted
+        return not self.unanswered and not any(forgot(node, self.grown) for node in self.nodes)
+
     def write(self, start: int, end: int, version: int, begun: float, acknowledged: float) -> None:
         """``acknowledged``: when, infinite if it was not."""
+        if end > self.length:
+            self.grown = min(self.grown, begun)
+            self.unanswered = self.unanswered or acknowledged == INFINITE
         self.length = max(self.length, end)
         for chunk in range(start // self.unit, -(-end // self.unit)):
             first = chunk * self.unit
@@ -122,6 +146,8 @@ class FileModel:
 
     def flush(self, begun: float, timeline: Timeline | None) -> None:
         """A flush that began at ``begun`` was acknowledged: what the node had by then is durable."""
+        if timeline is None or not any(timeline.died(node, self.grown, begun) for node in self.nodes):
+            self.grown = INFINITE
         for chunk, pieces in self.chunks.items():
             for piece in pieces:
                 gone = timeline is not None and timeline.died(self.node_of(chunk), piece.since, begun)
@@ -213,6 +239,7 @@ def models(operations: list[Operation], timeline: Timeline | None = None) -> dic
                 facts["file"], facts["path"], facts["unit"], tuple(facts["nodes"]), operation.begun
             )
             files[facts["file"]].session = facts.get("session", "")
+            files[facts["file"]].grown = operation.begun
         elif (known := files.get(facts.get("file", ""))) is not None:
             known.apply(operation, timeline)
     for moment, node in stops if timeline else ():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gd2fs import errors
 from gd2fs.bench.torture.check import Allowance, Violation, check_file
 from gd2fs.bench.torture.cluster import STAT, Cluster
+from gd2fs.bench.torture.ends import check_end
 from gd2fs.bench.torture.journal import Operation
 from gd2fs.bench.torture.model import FileModel, models
 from gd2fs.bench.torture.turns import IDENTITY, ids_of
@@ -54,6 +55,8 @@ class Verdict:
             self.violations += reader.violations
             self.bytes_checked += reader.bytes_read
             self.bytes_missing += reader.bytes_missing
+            if not model.deleted:
+                self.violations += check_end(self.client, model, self.allowed)
         for operation in operations:
             self._own_words(operation, files)
         self._conversations(operations, files)
