@@ -233,7 +233,7 @@ class Fsck:
         finding = Finding("deleted", *key, page.known[key]["path"], detail)
         if repair:
             self._database.write(
-                lambda c: file_rows.release(c, self._database.now(c), files.c.file == key[0])
+                lambda c: file_rows.release(c, self._database.time.now(), files.c.file == key[0])
             )
             finding.repaired = True
         return finding

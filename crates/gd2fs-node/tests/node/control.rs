@@ -35,7 +35,10 @@ fn seal_stat_delete() {
     let stat = items(&control.control(Opcode::Stat, json!([name, other])));
     assert_eq!(
         stat,
-        json!([{ "length": 40_000, "sealed": 0, "grant": 3, "epoch": 1, "bytes": 65_536 }, null])
+        json!([
+            { "length": 40_000, "sealed": 0, "grant": 3, "epoch": 1, "bytes": 65_536, "end_lost": false },
+            null
+        ])
     );
 
     let sealed = items(

@@ -13,7 +13,7 @@ const U: u64 = UNIT as u64;
 
 /// Length, whether nobody knows the end, and the first byte that is missing, as control learns them.
 fn told(store: &Store) -> (u64, bool, Option<u64>) {
-    let report = store.report(10);
+    let report = store.report(1000);
     let item = report.items.iter().find(|item| item.file == FILE).expect("it is reported");
     let stat = store.stat(0x0001_0203_0405_0607_0809_0a0b_0c0d_0e0f, 0).unwrap();
     (stat.length, stat.end_lost, item.valid)
