@@ -138,11 +138,12 @@ impl Column {
             let state = self.state.lock();
             state.owed.former.iter().map(|(index, version)| (*index, *version)).collect()
         };
+        if former.is_empty() {
+            return Ok(());
+        }
+        // The newer records first: until they are durable the former ones are what a flush has promised.
+        self.shared.sync_logs().await?;
         for group in former.chunks(FORGETS_AT_ONCE) {
-            // The newer records first: until they are durable the former ones are what a flush has promised.
-            for tier in &self.shared.tiers {
-                tier.log.sync().await.map_err(|error| failure_of(&error))?;
-            }
             let begun: Vec<_> = group
                 .iter()
                 .flat_map(|(index, version)| {
@@ -189,9 +190,7 @@ impl Column {
         for (index, change) in changes {
             self.written(index, change).await?;
         }
-        for tier in &self.shared.tiers {
-            tier.log.sync().await.map_err(|error| failure_of(&error))?;
-        }
+        self.shared.sync_logs().await?;
         self.settle_former().await
     }
 

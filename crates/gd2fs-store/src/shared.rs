@@ -16,7 +16,7 @@ use crate::histogram::Histogram;
 use crate::pins::Pins;
 use crate::precedence::Precedence;
 use crate::tenants::Tenants;
-use crate::tier::Tier;
+use crate::tier::{Tier, failure_of};
 
 pub(crate) struct Shared {
     pub arena: Arc<Arena>,
@@ -97,6 +97,14 @@ impl Shared {
     /// Why a log takes nothing at the moment, if there is such a one: what waits for it waits for that.
     pub fn trouble(&self) -> Option<Failure> {
         self.tiers.iter().find_map(|tier| tier.check().err())
+    }
+
+    /// Makes durable what every log has by now.
+    pub async fn sync_logs(&self) -> Result<(), Failure> {
+        for tier in &self.tiers {
+            tier.log.sync().await.map_err(|error| failure_of(&error))?;
+        }
+        Ok(())
     }
 
     pub fn dirty_bytes(&self) -> usize {

@@ -22,8 +22,6 @@ from gd2fs.client import Client
 OFFERED = 10
 READ_BYTES, WRITE_BYTES = MIB, 4 * MIB
 READS_OUTSTANDING = 16
-#: One writer, who waits for each request and makes the next one at once.
-WRITES_OUTSTANDING = 1
 FILE_WRITES = 8
 DEADLINE_S = 10.0
 #: What a caller waits after a refusal that says "try again later".
@@ -37,69 +35,58 @@ RESIDENT = "/resident"
 
 class Writer:
     """One client that writes new files until it has offered ``budget`` bytes, refused ones included, or is
-    told to stop."""
+    told to stop. It waits for each request and makes the next one at once."""
 
     def __init__(self, client: Client, budget: int) -> None:
         self._client = client
-        self._left, self._number = budget // WRITE_BYTES, 0
-        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._writes = budget // WRITE_BYTES
+        self._stopped = threading.Event()
         self._buffer = bytes(range(256)) * (WRITE_BYTES // 256)
         self.refused: Counter[str] = Counter()
         self.accepted = 0
         self.longest_s = 0.0
         self.failure: BaseException | None = None
-        self._threads = [threading.Thread(target=self._run) for _ in range(WRITES_OUTSTANDING)]
+        self._thread = threading.Thread(target=self._run)
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
     @property
     def over(self) -> bool:
-        return not any(thread.is_alive() for thread in self._threads)
+        return not self._thread.is_alive()
 
     def stop(self) -> None:
         """Raises what went wrong and is no refusal."""
         self._stopped.set()
-        for thread in self._threads:
-            thread.join()
+        self._thread.join()
         if self.failure is not None:
             raise self.failure
 
     def _run(self) -> None:
         try:
-            while not self._stopped.is_set() and self._one():
-                pass
+            for number in range(self._writes):
+                if self._stopped.is_set():
+                    break
+                self._one(number)
         except BaseException as error:
             self.failure = error
-            self._stopped.set()
 
-    def _one(self) -> bool:
-        with self._lock:
-            if not self._left:
-                return False
-            self._left -= 1
-            number = self._number
-            self._number += 1
-            path = f"/offered-{id(self)}-{number // FILE_WRITES}"
-            if number % FILE_WRITES == 0:
-                self._client.create(path)
+    def _one(self, number: int) -> None:
+        path = f"/offered-{id(self)}-{number // FILE_WRITES}"
+        if number % FILE_WRITES == 0:
+            self._client.create(path)
         begun = time.monotonic()
         refusal = ""
         try:
             self._client.write(path, number % FILE_WRITES * WRITE_BYTES, self._buffer)
         except (errors.NoSpace, errors.Overloaded, errors.Timeout) as error:
             refusal = type(error).__name__
-        took = time.monotonic() - begun
-        with self._lock:
-            self.longest_s = max(self.longest_s, took)
-            if refusal:
-                self.refused[refusal] += 1
-            else:
-                self.accepted += WRITE_BYTES
+        self.longest_s = max(self.longest_s, time.monotonic() - begun)
         if refusal:
+            self.refused[refusal] += 1
             self._stopped.wait(PAUSE_S)
-        return True
+        else:
+            self.accepted += WRITE_BYTES
 
 
 def measure(directory: Path, sizes: Sizes, memory: Memory) -> dict[str, Any]:
