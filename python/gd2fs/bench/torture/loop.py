@@ -216,7 +216,7 @@ class Torture:
         for process in clients:
             crashed = [Violation("crashed", process.name, 0, 0, what) for what in process.failures]
             counters.blame(crashed, where)
-        stale.attempt(evicting=allowed.evicted is not None)
+        stale.attempt(losses=allowed.damage or allowed.evicted is not None)
         counters.blame(stale.violations, where)
         counters.stale_attempts += stale.attempts
         verdict = Verdict(self.cluster, client, allowed)

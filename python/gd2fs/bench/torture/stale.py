@@ -34,7 +34,7 @@ class StaleWriters:
     violations: list[Violation] = field(default_factory=list)
     attempts: int = 0
     _since: float = 0.0
-    _evicting: bool = False
+    _losses: bool = False
     _files: dict[str, tuple[str, File]] = field(default_factory=dict)
     """Of each node, path and the writer's open file."""
 
@@ -67,9 +67,10 @@ class StaleWriters:
             if not wanted:
                 return
 
-    def attempt(self, evicting: bool = False) -> None:
-        """Tries, and looks at the bytes, which an ``evicting`` node may have given up. All must be up."""
-        self._evicting = evicting
+    def attempt(self, losses: bool = False) -> None:
+        """Tries, and looks at the bytes, which may be missing where ``losses`` are allowed: a full node gave
+        them up, or its disks flip bits. All must be up."""
+        self._losses = losses
         for node, (path, old) in self._files.items():
             try:
                 self._attempt(node, path, old)
@@ -117,7 +118,7 @@ class StaleWriters:
         try:
             moved = self.client.open_layout(layout).read_into(start, buffer, timeout_s=TIMEOUT_S)
         except (*MISSING, errors.Hole) as error:
-            if not self._evicting:
+            if not self._losses:
                 self.violations.append(Violation("lost_after_flush", path, start, end, str(error)))
             return
         expected = pattern(layout["file"], version, start, end - start)
