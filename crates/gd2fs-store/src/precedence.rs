@@ -1,12 +1,15 @@
 //! Reads go before writes that push something out.
 //!
 //! A full store gives something up for whatever is written. What is read is of use now, what is written may be later, and
-//! both want the same processors, links and disks: a write to a full store first lets the reads that are under way end.
+//! both want the same processors, links and disks: a write to a full store lets a multiple of its bytes be read first, as
+//! long as somebody reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+/// Bytes that are read before one is written.
+const READ_PER_WRITTEN: u64 = 8;
 /// A write waits no longer than its own bytes take at this rate, so that readers who are slow cannot hold writers up.
 const BYTES_PER_MS: u64 = 256 << 10;
 /// The store counts as full for so long after it gave something up for good.
@@ -16,18 +19,23 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// What tells whether a write has to wait.
 pub(crate) struct Precedence {
     opened: Instant,
-    reads_begun: AtomicU64,
-    reads_ended: AtomicU64,
+    reads_under_way: AtomicU64,
+    /// Bytes of reads that have ended.
+    bytes_read: AtomicU64,
     /// Milliseconds from `opened` until when the store counts as full.
     full_until: AtomicU64,
 }
 
 /// A read under way, until what it has found is sent.
-pub(crate) struct Reading(Arc<Precedence>);
+pub(crate) struct Reading {
+    precedence: Arc<Precedence>,
+    bytes: u32,
+}
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        self.0.reads_ended.fetch_add(1, Relaxed);
+        self.precedence.bytes_read.fetch_add(u64::from(self.bytes), Relaxed);
+        self.precedence.reads_under_way.fetch_sub(1, Relaxed);
     }
 }
 
@@ -35,15 +43,16 @@ impl Precedence {
     pub fn new() -> Arc<Precedence> {
         Arc::new(Precedence {
             opened: Instant::now(),
-            reads_begun: AtomicU64::default(),
-            reads_ended: AtomicU64::default(),
+            reads_under_way: AtomicU64::default(),
+            bytes_read: AtomicU64::default(),
             full_until: AtomicU64::default(),
         })
     }
 
-    pub fn read(self: &Arc<Self>) -> Reading {
-        self.reads_begun.fetch_add(1, Relaxed);
-        Reading(Arc::clone(self))
+    /// A read of `bytes` begins.
+    pub fn read(self: &Arc<Self>, bytes: u32) -> Reading {
+        self.reads_under_way.fetch_add(1, Relaxed);
+        Reading { precedence: Arc::clone(self), bytes }
     }
 
     /// Something was given up for good.
@@ -59,9 +68,9 @@ impl Precedence {
     /// Returns when a write of `bytes` may go on.
     pub async fn await_reads(&self, bytes: u32) {
         let until = Instant::now() + Duration::from_millis(u64::from(bytes) / BYTES_PER_MS);
-        // As many ends as reads had begun: a slow one is made up for by those that come later.
-        let begun = self.reads_begun.load(Relaxed);
-        while self.is_full() && self.reads_ended.load(Relaxed) < begun && Instant::now() < until {
+        let enough = self.bytes_read.load(Relaxed) + READ_PER_WRITTEN * u64::from(bytes);
+        let reads = || self.reads_under_way.load(Relaxed) > 0 && self.bytes_read.load(Relaxed) < enough;
+        while self.is_full() && reads() && Instant::now() < until {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     }
@@ -81,7 +90,7 @@ mod tests {
     #[tokio::test]
     async fn a_write_waits_for_reads_only_while_the_store_is_full() {
         let precedence = Precedence::new();
-        let reading = precedence.read();
+        let reading = precedence.read(1 << 20);
         assert!(!waits(&precedence, 4 << 20).await, "nothing was given up for it");
         precedence.gave_up();
         assert!(waits(&precedence, 4 << 20).await);
@@ -93,7 +102,7 @@ mod tests {
     #[tokio::test]
     async fn a_reader_who_never_ends_does_not_hold_writes_up() {
         let precedence = Precedence::new();
-        let _reading = precedence.read();
+        let _reading = precedence.read(1 << 20);
         precedence.gave_up();
         let begun = Instant::now();
         precedence.await_reads(4 << 20).await;
@@ -103,7 +112,7 @@ mod tests {
     #[tokio::test]
     async fn reads_that_end_make_up_for_one_that_does_not() {
         let precedence = Precedence::new();
-        let _slow = precedence.read();
+        let _slow = precedence.read(1 << 20);
         precedence.gave_up();
         let write = tokio::spawn({
             let precedence = Arc::clone(&precedence);
@@ -111,7 +120,12 @@ mod tests {
         });
         tokio::time::sleep(Duration::from_millis(5)).await;
         assert!(!write.is_finished());
-        drop(precedence.read());
+        drop(precedence.read(u32::MAX));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert!(!write.is_finished(), "what is read first is a multiple of what is written");
+        for _ in 1..READ_PER_WRITTEN {
+            drop(precedence.read(u32::MAX));
+        }
         tokio::time::timeout(Duration::from_secs(10), write).await.expect("it went on").unwrap();
     }
 }

@@ -60,7 +60,7 @@ impl Column {
         length: u32,
         summed: bool,
     ) -> Result<ReadView, Failure> {
-        let reading = self.shared.precedence.read();
+        let reading = self.shared.precedence.read(length);
         Ok(self.look(epoch, offset, length, summed).await?.while_it_lives(reading))
     }
 

@@ -103,10 +103,16 @@ class Stage:
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(re.findall(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)[0]) << 10
 
-    def connect(self, streams: int = STREAMS, timeout_s: float = TIMEOUT_S, io_threads: int = 0) -> Client:
-        """A client over tcp, as one on another host would be."""
+    def connect(
+        self,
+        streams: int = STREAMS,
+        timeout_s: float = TIMEOUT_S,
+        io_threads: int = 0,
+        transport: str = "tcp",
+    ) -> Client:
+        """A client; over tcp, as one on another host would be, unless told otherwise."""
         return connect(
-            self.control, transport="tcp", streams=streams, timeout_s=timeout_s, io_threads=io_threads
+            self.control, transport=transport, streams=streams, timeout_s=timeout_s, io_threads=io_threads
         )
 
     def settle(self, limit_s: float = STOP_S) -> None:
