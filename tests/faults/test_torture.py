@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gd2fs.bench.torture import Settings, Torture
+from gd2fs.bench.torture import CLUSTERS, Settings, Torture
 from tests.faults.conftest import LOOPS, SEED
 
 #: A loop takes a few seconds; a machine with two busy cores several times that.
@@ -14,7 +14,7 @@ LOOP_S = 60
 
 
 @pytest.mark.timeout(120 + LOOP_S * LOOPS)
-@pytest.mark.parametrize(("nodes", "logs", "share"), [(1, 1, 0.6), (2, 2, 0.4)])
+@pytest.mark.parametrize(("nodes", "logs", "share"), CLUSTERS)
 def test_torture(disks: None, tmp_path: Path, nodes: int, logs: int, share: float) -> None:
     loops = max(1, round(share * LOOPS))
     with Torture(Settings(tmp_path, seed=SEED, nodes=nodes, logs=logs)) as torture:

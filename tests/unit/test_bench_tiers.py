@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from gd2fs import errors
 from gd2fs.bench.cases import MIB
 from gd2fs.bench.samples import Sample
 from gd2fs.bench.tiers import recovery
-from gd2fs.bench.tiers.figures import latencies_ms, over, rates, to_json, verdicts
+from gd2fs.bench.tiers.figures import FAULTS, latencies_ms, over, rates, shortfalls, to_json, verdicts
 from gd2fs.bench.tiers.fio import Fio, FioUnavailable, Job
 from gd2fs.bench.tiers.full import WRITE_BYTES, Writer
 from gd2fs.bench.tiers.plan import PARTS, SLOW, Sizes
 from gd2fs.bench.tiers.show import print_tables
 from gd2fs.bench.tiers.stage import Stage
 from gd2fs.bench.tiers.traffic import Memory, Traffic
+from gd2fs.bench.torture import CLUSTERS, Counters
 from gd2fs.cli.bench import _parts
 
 RATIOS = {
@@ -51,20 +53,34 @@ def test_the_json_has_its_keys_whatever_ran(capsys: pytest.CaptureFixture[str]) 
     assert all(met is None for *_, met in verdicts(nothing))
     details: dict[str, dict[str, Any]] = {
         "cold": {"ratio": 0.9, "sizes": [{"size": 1, "gd2fs": {"gb_per_s": 1.0, "rounds": [1.0]}}]},
-        "full": {"ratio": 0.69},
+        "full": {
+            "ratio": 0.69, "refusals_of_node": 3, "refusals_before_payload": 3,
+            "longest_request_s": 10.6, "deadline_s": 10.0,
+        },
         "recovery": {"recovery_s_10gib": 5.01},
         "memory": {"rss_over_arena_mib": 300.0},
-        "torture": {"loops": 3, "power_cuts": 4, "wrong_bytes": 0, "lost_after_flush": 1, "phantoms": 0},
+        "torture": dict.fromkeys(FAULTS, 0)
+        | {"loops": 100, "power_cuts": 99, "lost_after_flush": 1, "crashed": 2},
         "mutants": {"tried": 5, "caught": 4},
-    }
-    result = to_json({"cpu": "x"}, details, {})
+    }  # fmt: skip
+    result = to_json({"cpu": "x"}, details, {"turn": "RuntimeError: no model"})
     found = {name: met for name, _, _, met in verdicts(result)}
     assert found == {
         "cold_read_vs_fio": True, "cold_random_read_vs_fio": None, "sustained_write_vs_fio": None,
         "writeback_ingest_vs_dram": None, "full_store_read": False, "recovery_s_10gib": False,
-        "rss_over_arena_mib": True, "torture wrong_bytes": True, "torture lost_after_flush": False,
-        "torture phantoms": True, "mutants caught": False,
+        "rss_over_arena_mib": True, "torture loops": True, "torture power_cuts": None,
+        "torture wrong_bytes": True, "torture phantoms": True, "torture lost_after_flush": False,
+        "torture stale_writes": True, "torture unreported": True, "torture unreadable": True,
+        "torture crashed": False, "mutants caught": False, "refusals before payload": True,
+        "longest_request_s": False,
     }  # fmt: skip
+    of_speed = ["full_store_read: 0.69, not at least 0.7", "recovery_s_10gib: 5.01, not at most 5"]
+    others = [
+        "torture lost_after_flush: 1, not 0", "torture crashed: 2, not 0", "mutants caught: 4, not 5",
+        "longest_request_s: 10.6, not at most 10.5", "turn failed",
+    ]  # fmt: skip
+    assert shortfalls(result, quick=False) == of_speed + others
+    assert shortfalls(result, quick=True) == others
     print_tables(result)
     shown = capsys.readouterr().out
     assert "MISSED" in shown and "not run" in shown and "sizes gd2fs gb_per_s" in shown
@@ -73,6 +89,22 @@ def test_the_json_has_its_keys_whatever_ran(capsys: pytest.CaptureFixture[str]) 
 def test_no_mutant_tried_proves_nothing() -> None:
     result = to_json({}, {"mutants": {"tried": 0, "caught": 0}}, {})
     assert verdicts(result)[-1][3] is False
+
+
+@pytest.mark.parametrize(("refused", "unread"), [(0, 0), (3, 2)])
+def test_refusals_count_only_before_payload(refused: int, unread: int) -> None:
+    """No refusal proves nothing."""
+    full = {"refusals_of_node": refused, "refusals_before_payload": unread}
+    result = to_json({}, {"full": full | {"longest_request_s": 1.0, "deadline_s": 10.0}}, {})
+    assert [row[3] for row in verdicts(result)[-2:]] == [False, True]
+
+
+def test_clusters_are_counted_together() -> None:
+    one, two = Counters(loops=3, wrong_bytes=1, violations=["a"]), Counters(loops=2, violations=["b"])
+    one.add(two)
+    assert one == Counters(loops=5, wrong_bytes=1, violations=["a", "b"])
+    assert sum(share for *_, share in CLUSTERS) == 1
+    assert set(FAULTS) <= {field.name for field in fields(Counters)}
 
 
 def test_parts_are_chosen_by_name() -> None:

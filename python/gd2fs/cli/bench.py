@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from gd2fs.cli.output import JsonFlag, console, print_json
+from gd2fs.cli.output import CommandFailed, JsonFlag, console, print_json
 
 app = typer.Typer(help="Measure GD2FS on this machine.", no_args_is_help=True)
 
@@ -94,8 +94,10 @@ def tiers(
     """Memory and log together: beside fio, beside a node without a log, full, killed, tortured; in one run.
 
     Starts its own control and nodes on this machine, and ends them. fio, Debian's package, is installed if it
-    is missing and we are root. A full run takes about an hour. See docs/reference/bench.md.
+    is missing and we are root. A full run takes about an hour. Ends with 1 if a target is missed (with
+    --quick: one that is not about speed) or a part failed. See docs/reference/bench.md.
     """
+    from gd2fs.bench.tiers.figures import shortfalls
     from gd2fs.bench.tiers.plan import QUICK, Options, Sizes
     from gd2fs.bench.tiers.run import run_tiers
     from gd2fs.bench.tiers.show import print_tables
@@ -114,6 +116,8 @@ def tiers(
         print_json(result)
     else:
         print_tables(result)
+    if found := shortfalls(result, quick):
+        raise CommandFailed("; ".join(found))
 
 
 def _parts(only: str, quick: bool, tell: Callable[[str], None]) -> tuple[str, ...]:

@@ -24,8 +24,16 @@ AT_LEAST = {
     "writeback_ingest_vs_dram": 0.85,
     "full_store_read": 0.70,
 }
+#: What a request may take beyond its deadline: it is ended by a timer on a busy machine.
+GRACE_S = 0.5
 AT_MOST = {"recovery_s_10gib": 5.0, "rss_over_arena_mib": 300.0}
 TORTURE = ("loops", "power_cuts", "wrong_bytes", "lost_after_flush", "phantoms")
+#: Counters of the torture, in its details, that must stay 0.
+FAULTS = (
+    "wrong_bytes", "phantoms", "lost_after_flush", "stale_writes", "unreported", "unreadable", "crashed",
+)  # fmt: skip
+#: Of loops and of power cuts: what fewer find, or do not, says too little.
+ENOUGH = 100
 
 Details = Mapping[str, Mapping[str, Any]]
 
@@ -78,10 +86,30 @@ def verdicts(result: Mapping[str, Any]) -> list[tuple[str, float | None, str, bo
     for name, most in AT_MOST.items():
         value = result[name]
         rows.append((name, value, f"at most {most:g}", None if value is None else value <= most))
-    for name in TORTURE[2:]:
-        value = result["torture"][name]
+    torture, full = (result["details"].get(part, {}) for part in ("torture", "full"))
+    for name in TORTURE[:2]:
+        value = torture.get(name)
+        rows.append((f"torture {name}", value, f"{ENOUGH} tell", True if (value or 0) >= ENOUGH else None))
+    for name in FAULTS:
+        value = torture.get(name)
         rows.append((f"torture {name}", value, "0", None if value is None else value == 0))
     tried, caught = result["mutants"]["tried"], result["mutants"]["caught"]
     met = None if tried is None else tried == caught > 0
     rows.append(("mutants caught", caught, "all" if tried is None else f"{tried}", met))
+    if full:
+        refused, unread = full["refusals_of_node"], full["refusals_before_payload"]
+        rows.append(("refusals before payload", unread, f"all {refused}, and any", unread == refused > 0))
+        longest, limit = full["longest_request_s"], full["deadline_s"] + GRACE_S
+        rows.append(("longest_request_s", longest, f"at most {limit:g}", longest <= limit))
     return rows
+
+
+def shortfalls(result: Mapping[str, Any], quick: bool) -> list[str]:
+    """What missed its target, and the parts that failed. Of a ``quick`` run speed and size do not count."""
+    aside = {*AT_LEAST, *AT_MOST} if quick else set()
+    missed = [
+        f"{name}: {value:g}, not {target}"
+        for name, value, target, met in verdicts(result)
+        if met is False and name not in aside
+    ]
+    return missed + [f"{part} failed" for part in result["failed"]]

@@ -12,7 +12,7 @@ from typing import Any
 from gd2fs import errors
 from gd2fs.bench.cases import MIB, STREAMS
 from gd2fs.bench.samples import Sample
-from gd2fs.bench.tiers.figures import latencies_ms, over, rates
+from gd2fs.bench.tiers.figures import GRACE_S, latencies_ms, over, rates
 from gd2fs.bench.tiers.plan import Sizes
 from gd2fs.bench.tiers.stage import Stage
 from gd2fs.bench.tiers.traffic import Memory, Traffic
@@ -20,14 +20,15 @@ from gd2fs.client import Client
 
 #: The writer offers so many times the size of the log, which is what the store keeps.
 OFFERED = 10
+#: Read from start to end, again and again, in less than the quarter of a second for which nothing goes that
+#: was used.
+HOT_BYTES = 64 * MIB
 READ_BYTES, WRITE_BYTES = MIB, 4 * MIB
 READS_OUTSTANDING = 16
 FILE_WRITES = 8
 DEADLINE_S = 10.0
 #: What a caller waits after a refusal that says "try again later".
 PAUSE_S = 0.05
-#: What a request may take beyond its deadline: it is ended by a timer on a busy machine.
-GRACE_S = 0.5
 #: Reads of what is resident that may have had to wait for the log all the same.
 COLD_MAX = 0.02
 RESIDENT = "/resident"
@@ -112,25 +113,52 @@ def measure(directory: Path, sizes: Sizes, memory: Memory) -> dict[str, Any]:
             writers.append(writer)
         after = stage.metrics()
     counted = {name: after.get(name, 0) - before.get(name, 0) for name in after}
+    hot = _refusing(directory, memory)
     cold, dram = counted["hits_nvme_total"], counted["hits_dram_total"]
     if cold > COLD_MAX * (cold + dram):
         raise RuntimeError(f"{cold:.0f} of {cold + dram:.0f} reads of resident data found it in the log only")
-    refused = sum((writer.refused for writer in writers[1:]), Counter[str]())
-    longest = max([*(writer.longest_s for writer in writers), *(max(s.latencies_s) for s in alone + beside)])
-    refusals = sum(value for name, value in counted.items() if name in _REFUSALS)
+    longest = max(
+        [hot["longest_request_s"], *(writer.longest_s for writer in writers)]
+        + [max(sample.latencies_s) for sample in alone + beside]
+    )
     return {
         "ratio": over(beside, alone),
         "alone": rates(alone) | latencies_ms(alone),
         "beside_writer": rates(beside) | latencies_ms(beside),
         "offered_bytes": OFFERED * sizes.full_log,
         "accepted_bytes": sum(writer.accepted for writer in writers[1:]),
-        "refused": dict(refused),
-        "refusals_of_node": int(refusals),
-        "refusals_before_payload": int(counted["writes_refused_unread_total"]),
         "evicted_log_bytes": int(counted["evicted_log_bytes_total"]),
-        "longest_request_s": round(longest, 3),
+        "refusals_of_node": hot["refusals_of_node"],
+        "refusals_before_payload": hot["refusals_before_payload"],
+        "refusing": hot,
+        "longest_request_s": longest,
         "deadline_s": DEADLINE_S,
         "within_deadline": longest <= DEADLINE_S + GRACE_S,
+    }
+
+
+def _refusing(directory: Path, memory: Memory) -> dict[str, Any]:
+    """A store without a log and full of what is read all the time, so that nothing may go: the writer is
+    refused. Raises Lost if something went."""
+    with ExitStack() as stack:
+        stage = stack.enter_context(Stage(directory / "refusing", HOT_BYTES, None))
+        reader = Traffic(
+            stack.enter_context(stage.connect(STREAMS, DEADLINE_S)), memory, READS_OUTSTANDING, DEADLINE_S
+        )
+        reader.fill(RESIDENT, HOT_BYTES)
+        before = stage.metrics()
+        writing = stack.enter_context(stage.connect(STREAMS, DEADLINE_S))
+        sample, writer = _round(stage, reader, HOT_BYTES, Writer(writing, OFFERED * HOT_BYTES))
+        after = stage.metrics()
+    counted = {name: after.get(name, 0) - before.get(name, 0) for name in after}
+    return {
+        "offered_bytes": OFFERED * HOT_BYTES,
+        "accepted_bytes": writer.accepted,
+        "refused": dict(writer.refused),
+        "refusals_of_node": int(sum(value for name, value in counted.items() if name in _REFUSALS)),
+        "refusals_before_payload": int(counted["writes_refused_unread_total"]),
+        "gb_per_s": round(sample.gb_per_s, 3),
+        "longest_request_s": round(max(writer.longest_s, *sample.latencies_s), 3),
     }
 
 

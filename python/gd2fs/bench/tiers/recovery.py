@@ -89,7 +89,8 @@ def _fill(stage: Stage, memory: Memory, size: int, tell: Tell) -> tuple[int, int
                 client.create(path, stripe_unit=RECORD_BYTES)
             traffic.write(path, range(offset, offset + STEP_BYTES, 4 * MIB), 4 * MIB)
             written += STEP_BYTES
-            stage.settle()
+            # Without a sync the kernel may keep what it likes; what is read below must be there.
+            client.flush(path)
             if (now := _checkpoint(stage)) != seen:
                 seen = now
                 marks.append(written)
@@ -99,9 +100,6 @@ def _fill(stage: Stage, memory: Memory, size: int, tell: Tell) -> tuple[int, int
             behind = written - marks[-1]
             if written >= size and behind >= BEFORE_CHECKPOINT * _interval(marks) - STEP_BYTES:
                 break
-        # Without a sync the kernel may keep what it likes; what is read below must be there.
-        for path in {_path(at)[0] for at in range(0, written, STEP_BYTES)}:
-            client.flush(path)
     tell(f"filled {written / GIB:.1f} GiB in {time.monotonic() - begun:.0f} s, {len(marks) - 1} checkpoints")
     return written, behind
 

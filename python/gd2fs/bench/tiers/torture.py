@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gd2fs.bench.tiers.plan import Options, Tell
-from gd2fs.bench.torture import Settings, Torture
+from gd2fs.bench.torture import CLUSTERS, Counters, Settings, Torture
 from gd2fs.bench.torture.mutants import build, run_mutants
 
 #: Kept in the result; all are told.
@@ -16,11 +16,15 @@ VIOLATIONS_MAX = 50
 
 def measure(options: Options, tell: Tell) -> dict[str, Any]:
     """Loops on nodes with logs, kill -9 and power cuts. Raises NoDisk where no power can be cut."""
-    directory = options.directory / "torture"
-    directory.mkdir()
-    begun = time.monotonic()
-    with Torture(Settings(directory, seed=options.seed, nodes=1, logs=1)) as torture:
-        counters = torture.run(options.loops, tell)
+    begun, counters = time.monotonic(), Counters()
+    for nodes, logs, share in CLUSTERS:
+        if not (loops := round(share * options.loops)):
+            continue
+        directory = options.directory / f"torture-{nodes}"
+        directory.mkdir()
+        tell(f"{loops} loops of {nodes} node(s) with {logs} log(s)")
+        with Torture(Settings(directory, seed=options.seed, nodes=nodes, logs=logs)) as torture:
+            counters.add(torture.run(loops, tell))
     found = asdict(counters)
     found["violations"] = found["violations"][:VIOLATIONS_MAX]
     return found | {"clean": counters.clean, "seconds": round(time.monotonic() - begun, 1)}

@@ -16,6 +16,6 @@ events, what a power cut leaves. Threads and processes still race, so a seed rep
 interleaving.
 """
 
-from gd2fs.bench.torture.loop import Counters, Settings, Torture
+from gd2fs.bench.torture.loop import CLUSTERS, Counters, Settings, Torture
 
-__all__ = ["Counters", "Settings", "Torture"]
+__all__ = ["CLUSTERS", "Counters", "Settings", "Torture"]

@@ -29,6 +29,8 @@ CHECK_TIMEOUT_S = 10.0
 REPORT_S = 2.5
 VIOLATIONS_MAX = 500
 """Described; all are counted."""
+CLUSTERS = ((1, 1, 0.6), (2, 2, 0.4))
+"""Nodes, logs of each, and the share of a torture's loops: two nodes with two logs take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,11 @@ class Counters:
             if (violation.kind, violation.path) not in seen and len(self.violations) < VIOLATIONS_MAX:
                 self.violations.append(f"{where}: {violation}")
             seen.add((violation.kind, violation.path))
+
+    def add(self, other: Counters) -> None:
+        """Counts what another cluster's loops have found, too."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def __str__(self) -> str:
         shown = (f"{f.name} {getattr(self, f.name)}" for f in fields(self) if f.name != "violations")
