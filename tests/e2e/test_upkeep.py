@@ -131,6 +131,39 @@ def test_what_was_lost_is_no_finding_and_a_killed_node_is_not_asked(running: Fle
         assert fsck(fresh) == []
 
 
+def test_a_start_that_is_refused_does_not_end_the_node_of_that_name(
+    running: Fleet, client: Client, tmp_path: Path
+) -> None:
+    client.create("/in-memory", stripe_unit=UNIT)
+    client.write("/in-memory", 0, b"only here")
+    [before] = client.control("GET", "/v1/nodes")["nodes"]
+    own = ["--data-dir", str(running.directory / NODE)]
+    other = ["--data-dir", str(tmp_path / "other")]
+    for more, said in (
+        ([*other, "--memory", "64MiB"], f"node.id: {NODE} is alive at tcp://127.0.0.1"),
+        ([*other, "--memory", "1KiB"], "node.memory_bytes"),
+        ([*other, "--memory", "64MiB", "--logs", str(tmp_path / "l"), "--log-bytes", "5"], "node.log_bytes"),
+        ([*own, "--memory", "64MiB"], "another `gd2fs node` runs in"),
+    ):
+        arguments = ["--id", NODE, "--listen", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0", *more]
+        command = [sys.executable, "-m", "gd2fs.cli", "node", *arguments, "--control", running.control]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+    def heard() -> bool:
+        [now] = client.control("GET", "/v1/nodes")["nodes"]
+        assert (now["state"], now["incarnation"]) == ("alive", before["incarnation"])
+        return bool(now["stats"]["bytes_written"] > before["stats"]["bytes_written"])
+
+    eventually(heard, 10, "another heartbeat")
+    assert client.read("/in-memory") == b"only here"
+    # Killed and started again at once, within its lease, it has its name again.
+    running.kill(NODE)
+    running.start_node(1)
+    [again] = client.control("GET", "/v1/nodes")["nodes"]
+    assert (again["state"], again["incarnation"]) == ("alive", before["incarnation"] + 1)
+
+
 def test_a_deadline_covers_the_look_up_of_a_path(running: Fleet, client: Client) -> None:
     """Control asks the node, too: a node that hangs must not cost its time on top."""
     written(client, "/slow", 1)
