@@ -48,10 +48,12 @@ class ControlApi:
         return answer.json()
 
     def start_node(
-        self, name: str, capacity_bytes: int = 2**30, floor: int = 0, has_log: bool = False
+        self, name: str, capacity_bytes: int = 2**30, floor: int | None = None, has_log: bool = False
     ) -> int:
-        """Registers an empty node (again) and lets it listen; returns its incarnation."""
-        incarnation = self.register(name, capacity_bytes, incarnation_floor=floor, has_log=has_log)
+        """Registers an empty node (again) and lets it listen; returns its incarnation. floor: what its data
+        directory keeps, if that is not the incarnation of before."""
+        kept = {} if floor is None else {"incarnation_floor": floor}
+        incarnation = self.register(name, capacity_bytes, has_log=has_log, **kept)
         self.nodes.node(name).restart(incarnation)
         self.nodes.node(name).away = False
         self.heartbeat(name, capacity_bytes)
@@ -72,7 +74,9 @@ class ControlApi:
         return unknown
 
     def register(self, name: str, capacity_bytes: int = 2**30, **more: Any) -> int:
-        body = {"node": name, "addresses": [], "memory_bytes": capacity_bytes, **more}
+        # What the node has kept on its disk, as one that is started again does.
+        kept = {"incarnation_floor": self.nodes.node(name).incarnation}
+        body = {"node": name, "addresses": [], "memory_bytes": capacity_bytes, **kept, **more}
         return int(self.call("POST", "/v1/nodes/register", body)["incarnation"])
 
     def ranges(

@@ -197,6 +197,11 @@ class Node:
         Raises Invalid naming the field, or what in the data directory does not fit; Unavailable where an
         address cannot be listened on."""
 
+    @staticmethod
+    def check(config_json: str) -> None:
+        """Raises Invalid for a configuration that a start would refuse, as far as that can be said without
+        touching the machine."""
+
     def addresses(self) -> list[str]:
         """Where it listens, with the ports that were given for port 0."""
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import gd2fs
-from gd2fs import errors
+from gd2fs import errors, kv
 from gd2fs.client import Client
 from tests.fleet import Fleet, eventually, fleet
 
@@ -28,6 +28,8 @@ pytestmark = pytest.mark.timeout(120)
 
 NODE = "node-1"
 UNIT = 1 << 20
+IDENTITY = "upkeep"
+BYTES_PER_TOKEN = 4096
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
@@ -113,6 +115,82 @@ def test_what_control_and_a_node_have_each_for_itself_is_found_and_repaired(
     assert client.read("/kept") == kept
 
 
+def turn(client: Client, session: str, tokens: int, commit: bool = True) -> kv.Segment:
+    """Plans, writes and commits the session up to so many tokens; what was fresh."""
+    ids = list(range(tokens))
+    request = f"{tokens} of {session}"
+    plan = client.sessions.plan(session, ids, max_tokens=1, request_id=request, kv_identity=IDENTITY)
+    (fresh,) = plan.metadata.fresh
+    layouts = plan.kv_transfer["plan"]["layouts"]
+    start, count = fresh.token_start, tokens - fresh.token_start
+    layout, id_start = layouts[fresh.kv_uri], fresh.kv_start // BYTES_PER_TOKEN * kv.ID_BYTES
+    client.open_layout(layout).write(fresh.kv_start, os.urandom(count * BYTES_PER_TOKEN))
+    client.open_layout(layouts[f"{fresh.kv_uri}.tokens"]).write(id_start, kv.ids_to_bytes(ids[start:]))
+    written = kv.Segment(start, count, fresh.kv_uri, fresh.kv_start, count * BYTES_PER_TOKEN)
+    if commit:
+        (column,) = layout["columns"]
+        ack = {
+            "column": 0,
+            "epoch": column["epoch"],
+            "incarnation": column["replicas"][0]["incarnation"],
+        }
+        client.sessions.commit(plan.token, [written], kv.digest(ids), [ack])
+    return written
+
+
+def test_a_database_of_before_is_brought_up_to_a_real_node(running: Fleet, client: Client) -> None:
+    """Grants, seals and deletions that a backup of control's database does not know."""
+    granted, sealed, deleted = (
+        client.sessions.create(IDENTITY, kv.KvFormat("token", BYTES_PER_TOKEN)).session for _ in range(3)
+    )
+    for session in (granted, sealed, deleted):
+        turn(client, session, 100)
+    turn(client, sealed, 150, commit=False)
+    # A table that refers to another comes after it.
+    of_session = {table: "session" for table in ("sessions", "files", "segments")}
+    with database(running) as rows:
+        saved = [
+            (table, rows.execute(f"SELECT * FROM {table} WHERE {key} = ?", (deleted,)).fetchall())
+            for table, key in of_session.items()
+        ]
+        columns = rows.execute(
+            "SELECT * FROM file_columns WHERE file IN (SELECT file FROM files WHERE session = ?)", (deleted,)
+        ).fetchall()
+    client.sessions.delete(deleted)
+    with database(running) as rows:
+        for table, lines in [*saved, ("file_columns", columns)]:
+            for line in lines:
+                rows.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(line))})", line)
+        rows.execute("UPDATE files SET write_grant = 0 WHERE session = ?", (granted,))
+        rows.execute(
+            "UPDATE segments SET token_length = 150, kv_length = ? WHERE session = ?",
+            (150 * BYTES_PER_TOKEN, sealed),
+        )
+        rows.execute("UPDATE sessions SET tokens = 150 WHERE session = ?", (sealed,))
+
+    of = {"grant": granted, "missing": deleted, "seal": sealed}
+    found = [(kind, session) for kind, session in of.items() for _ in ("kv", "tokens")]
+
+    def shown(repair: bool) -> list[tuple[str, str]]:
+        findings = fsck(client, repair)
+        assert all(repaired == repair for _, _, repaired in findings)
+        return [(kind, next(one for one in of.values() if one in str(path))) for kind, path, _ in findings]
+
+    assert shown(repair=False) == found
+    assert shown(repair=True) == found
+    assert fsck(client) == []
+    valid = {
+        kind: client.control("GET", f"/v1/kv/sessions/{session}")["valid_tokens"]
+        for kind, session in of.items()
+    }
+    assert valid == {"grant": 100, "missing": 0, "seal": 150}
+    # The next writer has a grant that the node takes.
+    turn(client, granted, 120)
+    assert client.sessions.get(granted).tokens == 120
+    for session in of.values():
+        client.sessions.delete(session)
+
+
 def test_what_was_lost_is_no_finding_and_a_killed_node_is_not_asked(running: Fleet, client: Client) -> None:
     client.create("/lost", stripe_unit=UNIT)
     client.write("/lost", 0, bytes(UNIT))
@@ -124,11 +202,47 @@ def test_what_was_lost_is_no_finding_and_a_killed_node_is_not_asked(running: Fle
             facts,
             err,
         )
+        assert f"{NODE} can't be asked" in err and "?" not in err
+    code, facts, _ = cli(running, "stat", "/lost")
+    assert code == 0 and facts["length"] is None and "its node can't be reached" in facts["length_unknown"]
     running.start_node(1)
     with gd2fs.connect(running.control, timeout_s=10) as fresh:
         with pytest.raises(errors.Lost):
             fresh.read_into("/lost", 0, np.empty(UNIT, np.uint8))
         assert fsck(fresh) == []
+
+
+def test_a_start_that_is_refused_does_not_end_the_node_of_that_name(
+    running: Fleet, client: Client, tmp_path: Path
+) -> None:
+    client.create("/in-memory", stripe_unit=UNIT)
+    client.write("/in-memory", 0, b"only here")
+    [before] = client.control("GET", "/v1/nodes")["nodes"]
+    own = ["--data-dir", str(running.directory / NODE)]
+    other = ["--data-dir", str(tmp_path / "other")]
+    for more, said in (
+        ([*other, "--memory", "64MiB"], f"node.id: {NODE} is alive at tcp://127.0.0.1"),
+        ([*other, "--memory", "1KiB"], "node.memory_bytes"),
+        ([*other, "--memory", "64MiB", "--logs", str(tmp_path / "l"), "--log-bytes", "5"], "node.log_bytes"),
+        ([*own, "--memory", "64MiB"], "another `gd2fs node` runs in"),
+    ):
+        arguments = ["--id", NODE, "--listen", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0", *more]
+        command = [sys.executable, "-m", "gd2fs.cli", "node", *arguments, "--control", running.control]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+    def heard() -> bool:
+        [now] = client.control("GET", "/v1/nodes")["nodes"]
+        assert (now["state"], now["incarnation"]) == ("alive", before["incarnation"])
+        return bool(now["stats"]["bytes_written"] > before["stats"]["bytes_written"])
+
+    eventually(heard, 10, "another heartbeat")
+    assert client.read("/in-memory") == b"only here"
+    # Killed and started again at once, within its lease, it has its name again.
+    running.kill(NODE)
+    running.start_node(1)
+    [again] = client.control("GET", "/v1/nodes")["nodes"]
+    assert (again["state"], again["incarnation"]) == ("alive", before["incarnation"] + 1)
 
 
 def test_a_deadline_covers_the_look_up_of_a_path(running: Fleet, client: Client) -> None:
@@ -185,6 +299,12 @@ def test_what_a_node_did_is_counted(running: Fleet, client: Client) -> None:
         # What control was told of it, fsck has nothing to add to.
         eventually(lambda: again.stat("/counted").valid == 3 * UNIT, 10, "a report of the loss")
         assert fsck(again) == []
+        with database(running) as rows:
+            counted = "(SELECT file FROM files WHERE path = '/counted')"
+            rows.execute(f"UPDATE file_columns SET valid = NULL WHERE file = {counted}")
+        assert again.stat("/counted").valid is None
+        assert fsck(again, repair=True) == [("shrunken", "/counted", True)]
+        assert again.stat("/counted").valid == 3 * UNIT and fsck(again) == []
     log = (running.directory / f"{NODE}.log").read_text()
     assert re.search(r"ERROR .*does not hold what was written", log), "the operator reads of it, too"
 

@@ -18,6 +18,7 @@ from gd2fs.bench.torture.pattern import pattern
 from gd2fs.cli.processes import ProcessFailed
 from gd2fs.client import Client
 from tests.faults.conftest import Start, not_tested
+from tests.fleet import eventually
 
 MIB = 1 << 20
 UNIT = 64 << 10
@@ -36,6 +37,17 @@ def holds(client: Client, path: str, file: str, start: int, end: int) -> bool:
     return client.read_into(path, start, buffer) == end - start and np.array_equal(
         buffer, pattern(file, 1, start, end - start)
     )
+
+
+def takes_no_files(client: Client) -> bool:
+    """Whether control places nothing new on the only node, since its log is in trouble."""
+    try:
+        client.create("/probe")
+    except errors.NoNodes as error:
+        assert "1 of them take no new files" in str(error)
+        return True
+    client.delete("/probe")
+    return False
 
 
 def places(stored: Path, sample: bytes) -> list[int]:
@@ -153,6 +165,8 @@ def test_a_disk_that_fails_to_write_for_a_while(start: Start) -> None:
     after = cluster.metrics(NODE)
     assert after["gd2fs_node_evicted_log_bytes_total"] == 0
     assert after["gd2fs_node_log_live"] == before["gd2fs_node_log_live"] > 4 * MIB
+    # This, too, is said with the heartbeats.
+    eventually(lambda: takes_no_files(client), 10, "no new files for a node that can't flush")
     used = before["gd2fs_node_log_free"] - after["gd2fs_node_log_free"]
     assert used < before["gd2fs_node_log_total"] / 10, f"{used} bytes of the log were used up"
     disk.clear()
@@ -164,6 +178,7 @@ def test_a_disk_that_fails_to_write_for_a_while(start: Start) -> None:
         except errors.Gd2fsError:
             assert time.monotonic() - begun < 3, "it does not go on by itself"
             time.sleep(0.05)
+    eventually(lambda: not takes_no_files(client), 10, "new files again, without a restart")
     cluster.kill_node(NODE)
     cluster.start_node(NODE)
     client = connect()
@@ -182,7 +197,10 @@ def test_a_disk_that_fails_to_sync(start: Start) -> None:
     with pytest.raises(errors.Gd2fsError):
         client.flush("/later")
     assert holds(client, "/later", file, 0, 4 * UNIT) and holds(client, "/kept", kept, 0, 4 * UNIT)
-    assert cluster.metrics(NODE)["gd2fs_node_log_failed"] == 1
+    assert (
+        cluster.metrics(NODE)["gd2fs_node_log_failed"] == cluster.metrics(NODE)["gd2fs_node_log_trouble"] == 1
+    )
+    eventually(lambda: takes_no_files(client), 10, "no new files for a node whose log has failed")
     disk.clear()
     with pytest.raises(errors.Gd2fsError):
         client.flush("/later")  # what the disk lost with the failed sync nobody knows

@@ -67,9 +67,15 @@ def test_warnings_are_shown_where_they_are_wanted(tmp_path: Path, level: str) ->
         ({"listen": ["rdma://x"]}, r"^INVALID: node\.listen: "),
     ],
 )
-def test_a_refused_start_names_the_setting(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    with pytest.raises(errors.Invalid, match=said):
-        _native.Node(json.dumps(facts_of(tmp_path) | change))
+def test_a_refused_start_names_the_setting_and_leaves_no_trace(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    """A check refuses the same, before there is an incarnation to start with."""
+    _native.Node.check(json.dumps(facts_of(tmp_path)))
+    for refusing in (_native.Node.check, _native.Node):
+        with pytest.raises(errors.Invalid, match=said):
+            refusing(json.dumps(facts_of(tmp_path) | change))
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_refused_log_and_a_refused_directory_are_named_once(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from gd2fs.cli.output import report_failure
 from gd2fs.cli.probes import examine
+from gd2fs.cli.processes import Processes, ProcessFailed
 from gd2fs.cli.run import UP_DIRECTORY
 from gd2fs.config import Listen, bind
 from gd2fs.config.listen import bound
@@ -261,6 +263,19 @@ def test_what_is_wrong_has_no_noise_around_it(tmp_path: Path) -> None:
     assert done.stderr == "gd2fs: engine.model: nowhere.gguf is not a file; name a GGUF file\n"
     done = gd2fs("token", "create", "--role", "boss", cwd=tmp_path)
     assert done.returncode == 2 and "'boss' is not one of" in done.stderr and "Value error" not in done.stderr
+
+
+def test_a_start_that_fails_says_why_before_it_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Processes(tmp_path) as processes:
+        child = processes.start("node-1", ["node", "--memory", "much"])
+        with pytest.raises(ProcessFailed) as failed:
+            processes.wait_ready(child, 30)
+    report_failure(failed.value, False)
+    *above, last = capsys.readouterr().err.splitlines()
+    assert "much" in "".join(above)
+    assert last.startswith("gd2fs: node-1 ended with code ") and last.endswith("node-1.log above)")
 
 
 def test_up_keeps_its_state_in_one_plain_directory() -> None:

@@ -197,6 +197,13 @@ def test_scrub_goes_on_without_a_node_that_is_killed(run: Any, works: int) -> No
     assert "n2" in err
 
 
+@pytest.mark.parametrize("wait", [[], ["--wait"]])
+def test_scrub_says_once_who_was_not_asked(run: Any, wait: list[str]) -> None:
+    answer = _without_n2({**RAN, "running": False, "corrupt_chunks": 0})
+    code, _, err, _ = run(answer, "scrub", *wait)
+    assert code == len(wait) and err.count("not asked, since they are not alive: n2") == 1
+
+
 def test_scrub_starts_and_waits(run: Any) -> None:
     states = [{"running": True, "corrupt_chunks": 0}] * 2 + [{"running": False, "corrupt_chunks": 2}]
 
@@ -249,13 +256,16 @@ def test_rates_are_those_between_two_heartbeats() -> None:
         "hits_dram": 16,
         "hits_nvme": 3,
         "misses_lost": 1,
+        "evicted_dram_bytes": 500,
         "evicted_log_bytes": 25,
+        "log_total": 9,
         "errors": {"HOLE": 1, "LOST": 4},
         "arena_used": 7,
         "log_capacity": 9,
     }
     [row] = meter.observe([_node("n1", age_s=0.0, **after)], 101.0)
-    assert (row["read_bytes_s"], row["written_bytes_s"], row["evicted_bytes_s"]) == (200.0, 0.0, 10.0)
+    assert (row["read_bytes_s"], row["written_bytes_s"]) == (200.0, 0.0)
+    assert row["evicted_bytes_s"] == 10.0, "what memory gives up, the log has"
     assert (row["hit_dram"], row["hit_nvme"], row["missed"]) == (0.6, 0.3, 0.1)
     assert (row["errors_s"], row["dram_used"], row["nvme_capacity"]) == (2.0, 7, 9)
     assert row["flushed_bytes_s"] is None, "what its node does not say is not known"
@@ -263,6 +273,13 @@ def test_rates_are_those_between_two_heartbeats() -> None:
     assert same == row, "the same heartbeat says the same"
     [restarted] = meter.observe([_node("n1", incarnation=4, **before)], 103.0)
     assert restarted["read_bytes_s"] is None
+
+
+def test_without_logs_what_memory_gives_up_is_gone() -> None:
+    meter = Meter()
+    meter.observe([_node("n1", evicted_dram_bytes=0, evicted_log_bytes=0, log_total=0)], 0.0)
+    [row] = meter.observe([_node("n1", evicted_dram_bytes=8, evicted_log_bytes=0, log_total=0)], 2.0)
+    assert row["evicted_bytes_s"] == 4.0
 
 
 def test_a_node_that_stands_still_has_no_rates_of_before() -> None:
@@ -285,4 +302,6 @@ def test_cells_for_people() -> None:
     [row] = Meter().observe([_node("n1", arena_used=1 << 20, arena_capacity=2 << 20, flush_lag_ms=1500)], 0.0)
     cells = top._cells(row)
     assert "1.0 MiB / 2.0 MiB" in cells and "1.5 s" in cells and cells.count("-") >= 8
-    assert top._cells({**row, "log_failed": 1})[1] == "LOG FAILED"
+    assert top._cells({**row, "log_failed": 1, "log_trouble": 1})[1] == "LOG FAILED"
+    assert top._cells({**row, "log_trouble": 1})[1] == "LOG TROUBLE"
+    assert top._cells({**row, "state": "dead", "log_failed": 1})[1] == "dead", "and not only its log"

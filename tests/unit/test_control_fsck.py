@@ -118,6 +118,23 @@ def test_a_session_that_grows_while_fsck_looks_needs_no_seal(api: ControlApi) ->
     assert _fsck(api, repair=True) == [] and api.get(session)["version"] == 2
 
 
+def test_what_is_deleted_and_freed_while_fsck_looks_is_no_orphan(api: ControlApi) -> None:
+    """It is listed, and then neither control has it nor does anything wait to be freed."""
+    session = _stored(api)
+    _plain(api, "/goes")
+
+    def meanwhile() -> None:
+        api.nodes.after_list = None
+        api.call("DELETE", f"/v1/kv/sessions/{session}")
+        api.call("DELETE", "/v1/fs/file", path="/goes")
+        # Two hours later a node has forgotten what it was told.
+        _node(api).deleted.pop()
+        assert api.rows(schema.reclaims) == 0 and _node(api).columns == {}
+
+    api.nodes.after_list = meanwhile
+    assert _fsck(api) == []
+
+
 def test_what_waits_to_be_freed_is_no_orphan(api: ControlApi) -> None:
     session = _stored(api)
     _node(api).away = True

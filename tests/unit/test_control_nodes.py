@@ -45,15 +45,79 @@ def test_incarnations_only_rise(api: ControlApi) -> None:
 
 
 def test_a_heartbeat_of_another_incarnation_is_refused(api: ControlApi) -> None:
-    api.start_node("a")
-    old = api.nodes.node("a").incarnation
-    _register(api, "a")
-    with pytest.raises(errors.StaleIncarnation, match="register again"):
+    old = api.start_node("a")
+    api.heartbeat("a")
+    assert _register(api, "a", floor=old) == old + 1
+    with pytest.raises(errors.StaleIncarnation, match=r"registered as a \(at an unknown address\)"):
         api.heartbeat("a")
     api.nodes.node("a").incarnation = old + 1
     api.heartbeat("a")
+    api.nodes.node("a").incarnation = old + 2
+    with pytest.raises(errors.StaleIncarnation, match="register again"):
+        api.heartbeat("a")
     with pytest.raises(errors.NotFound):
         api.heartbeat("stranger")
+
+
+def test_a_living_node_keeps_its_name(api: ControlApi) -> None:
+    """Who registers ends the life of the one before: only that node itself may, with its own directory."""
+    own = api.start_node("a")
+    with pytest.raises(errors.Conflict, match=r"node\.id: a is alive at tcp://a:7528, .*--id.* dead in 10 s"):
+        _register(api, "a", floor=own - 1)
+    assert _states(api) == {"a": "alive"}
+    api.heartbeat("a")
+    # Killed, and started again at once; then it has not listened yet, and was killed again before it could
+    # keep its incarnation: nobody's bytes end with that.
+    assert _register(api, "a", floor=own) == own + 1
+    assert _register(api, "a", floor=own) == own + 2
+    # A new directory is welcome once the former is dead, or has left.
+    own = api.start_node("a", floor=own + 2)
+    api.clock.now += 10.01
+    assert _states(api) == {"a": "dead"} and _register(api, "a", floor=0) == own + 1
+    own = api.start_node("a", floor=own + 1)
+    api.call("DELETE", "/v1/nodes/a")
+    assert _register(api, "a", floor=0) == own + 1
+
+
+def test_who_has_lost_a_name_takes_nobody_out_of_the_cluster(api: ControlApi) -> None:
+    former = api.start_node("a")
+    current = api.start_node("a", floor=former)
+    with pytest.raises(errors.StaleIncarnation, match="tcp://a:7528"):
+        api.call("DELETE", "/v1/nodes/a", incarnation=former)
+    assert _states(api) == {"a": "alive"}
+    api.call("DELETE", "/v1/nodes/a", incarnation=current)
+    assert _states(api) == {"a": "left"}
+
+
+def test_a_node_whose_log_fails_gets_nothing_new_until_it_works(api: ControlApi) -> None:
+    api.start_node("bad", has_log=True)
+    api.start_node("well", has_log=True)
+    api.heartbeat("bad", log_trouble=True)
+    made = [api.call("POST", "/v1/fs/create", {"path": f"/{i}"})["layout"] for i in range(20)]
+    assert {layout["columns"][0]["replicas"][0]["node"] for layout in made} == {"well"}
+    session = api.session()
+    api.turn(session, range(20), [1, 2], "r1")
+    assert api.nodes.node("bad").columns == {}
+    # A session that has begun there goes on elsewhere: it could be written on, but not sealed.
+    api.heartbeat("bad")
+    api.heartbeat("well", log_trouble=True)
+    assert api.plan(session, [*range(20), 1, 30], "r2")["cached_tokens"] == 21
+    api.turn(session, [*range(20), 1, 30], [4, 5], "r3")
+    assert len(api.nodes.node("bad").columns) == 2
+    api.heartbeat("bad", log_trouble=True)
+    with pytest.raises(
+        errors.NoNodes, match=r"of 2 that are alive; 2 of them take no new files, since a log"
+    ):
+        api.call("POST", "/v1/fs/create", {"path": "/nowhere"})
+    plan = api.plan(api.session(), range(20), "r4")
+    assert plan["kv_transfer"]["fresh_kvcache"] == [], "nothing is saved, and nobody waits for a disk"
+    assert [node["log_trouble"] for node in api.call("GET", "/v1/nodes")["nodes"]] == [True, True]
+    api.heartbeat("bad")
+    api.call("POST", "/v1/fs/create", {"path": "/somewhere"})
+    # A new life begins without the trouble of the former.
+    api.heartbeat("bad", log_trouble=True)
+    api.start_node("bad", has_log=True)
+    api.call("POST", "/v1/fs/create", {"path": "/later"})
 
 
 def test_a_node_is_alive_within_its_lease_and_once_it_listens(api: ControlApi) -> None:

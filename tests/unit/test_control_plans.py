@@ -303,9 +303,7 @@ def test_a_restart_that_control_has_not_heard_of_is_lost_too(api: ControlApi) ->
     with pytest.raises(errors.Lost):
         api.commit(body)
     node.incarnation -= 1
-    api.nodes.before_seal = lambda: api.call(
-        "POST", "/v1/nodes/register", {"node": node.name, "memory_bytes": 2**30}
-    )
+    api.nodes.before_seal = lambda: api.register(node.name)
     with pytest.raises(errors.Lost):  # registered anew between seal and compare-and-swap
         api.commit(body)
     assert api.rows(schema.segments) == 0

@@ -187,7 +187,7 @@ def test_only_the_current_incarnation_is_believed(api: ControlApi) -> None:
     _stored(api)
     items = api.nodes.node("n1").recover(1)
     api.register("n1", has_log=True)
-    with pytest.raises(errors.StaleIncarnation, match="register again"):
+    with pytest.raises(errors.StaleIncarnation, match="another process has registered as n1"):
         api.ranges("n1", items, incarnation=1)
     with pytest.raises(errors.NotFound):
         api.ranges("n9", items, incarnation=1)

@@ -67,6 +67,7 @@ class World:
         self, tmp_path: Path, answer: Callable[[httpx2.Request], httpx2.Response], **knobs: Any
     ) -> None:
         self.requests: list[tuple[str, str, dict[str, Any]]] = []
+        self.queries: list[str] = []
         self.natives: list[FakeNative] = []
         self.reports: list[list[dict[str, Any]]] = []
         self._answer = answer
@@ -78,7 +79,12 @@ class World:
         }
         self.loaded: Loaded = load(flags, environ={})
         link = ControlLink("gd2fs://127.0.0.1:1", "", httpx2.MockTransport(self._control))
-        self.agent = Agent(self.loaded, self._start, link)
+        self.checked: list[dict[str, Any]] = []
+        self.agent = Agent(self.loaded, self._check, self._start, link)
+
+    def _check(self, config: str) -> None:
+        self.checked.append(json.loads(config))
+        assert self.requests == [], "before it registers"
 
     def _start(self, config: str) -> FakeNative:
         self.natives.append(FakeNative(config))
@@ -88,6 +94,7 @@ class World:
     def _control(self, request: httpx2.Request) -> httpx2.Response:
         body = json.loads(request.content) if request.content else {}
         self.requests.append((request.method, request.url.path, body))
+        self.queries.append(request.url.query.decode())
         return self._answer(request)
 
     def run(self, until: Callable[[World], bool] | None = None, announce_path: Path | None = None) -> int:
@@ -135,6 +142,7 @@ def test_register_start_report_and_leave(tmp_path: Path) -> None:
     assert body["has_log"] is False and world.count("/ranges") == 0
     # It leaves before it drains, so that nothing new is planned on it.
     assert world.requests[-1][:2] == ("DELETE", "/v1/nodes/n1")
+    assert world.queries[-1] == "incarnation=6", "only itself"
     assert native.stopped == [5000]
 
 
@@ -242,6 +250,41 @@ def test_more_memory_than_there_is_is_refused_before_it_registers(tmp_path: Path
     ):
         world.run()
     assert world.requests == []
+
+
+def test_what_the_native_node_would_refuse_is_refused_before_it_registers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = _logged(tmp_path)
+    world.run(lambda w: w.count("/heartbeat") >= 1)
+    [checked], [native] = world.checked, world.natives
+    assert checked == {**native.config, "incarnation": 1, "now": 0.0}, (
+        "what it starts with is what was checked"
+    )
+
+    def refuse(world: World, config: str) -> None:
+        raise ValueError("node.log_bytes: 5 is not a multiple of 1 MiB")
+
+    monkeypatch.setattr(World, "_check", refuse)
+    world = _logged(tmp_path)
+    with pytest.raises(ValueError, match="multiple"):
+        world.run()
+    assert world.requests == [] and world.natives == []
+
+
+def test_a_log_in_trouble_goes_with_the_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        FakeNative, "stats", lambda self: json.dumps({**STATS, "log_trouble": len(beats) % 2})
+    )
+    world = _logged(tmp_path)
+    beats: list[bool] = []
+
+    def enough(w: World) -> bool:
+        beats[:] = [body["log_trouble"] for _, path, body in w.requests if path.endswith("/heartbeat")]
+        return len(beats) >= 4
+
+    world.run(enough)
+    assert {True, False} <= set(beats)
 
 
 def test_with_a_log_the_node_is_as_large_as_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

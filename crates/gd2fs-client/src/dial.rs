@@ -111,11 +111,9 @@ impl Caller {
         if transport == Transport::Shm && !addresses.iter().any(Address::is_on_this_host) {
             last = "it shares no memory with this host; use transport \"auto\" or \"tcp\"".into();
         }
-        let node = node.unwrap_or("?");
-        Err(Trouble::Unreachable(Failure::new(
-            Code::Disconnected,
-            format!("node {node} can't be reached: {last}"),
-        )))
+        // Who calls by address alone has no name for it, and names it itself.
+        let who = node.map_or_else(|| "the node".into(), |node| format!("node {node}"));
+        Err(Trouble::Unreachable(Failure::new(Code::Disconnected, format!("{who} can't be reached: {last}"))))
     }
 
     async fn hello(

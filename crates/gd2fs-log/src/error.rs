@@ -33,7 +33,8 @@ pub enum LogError {
     },
     /// Nothing was written: what lives fills the log. Release something, then try again.
     #[error(
-        "the log is full: {bytes} bytes are wanted, {live_bytes} of {total_bytes} are live; evict something"
+        "the log is full: {bytes} bytes are wanted, {live_bytes} of {total_bytes} are live; delete what is not \
+         needed any more, or give the node more or larger logs (node.logs, node.log_bytes)"
     )]
     NoSpace {
         /// Bytes that the record takes.

@@ -137,6 +137,11 @@ impl Config {
         serde_json::from_str(text).map_err(|error| wrong("config", error.to_string()))
     }
 
+    /// Refuses what a start would refuse at once: for whoever has to know before there is an incarnation.
+    pub fn validate(&self) -> Result<(), StartError> {
+        self.check().map(drop)
+    }
+
     /// Checks everything that can be checked without touching the machine.
     pub(crate) fn check(&self) -> Result<(Keys, Vec<SocketAddr>), StartError> {
         if self.incarnation == 0 {

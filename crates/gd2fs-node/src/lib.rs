@@ -1,5 +1,8 @@
 //! A storage node: frames from the network, checked, into and out of the store.
 
+// Each of the counters that `json!` writes is a level for it.
+#![recursion_limit = "256"]
+
 mod config;
 mod connection;
 mod control;

@@ -77,6 +77,7 @@ impl Stats {
             "log_live": tiers.log_live,
             "log_free": tiers.log_free,
             "log_failed": tiers.log_failed,
+            "log_trouble": tiers.log_trouble,
             "dirty_bytes": tiers.dirty_bytes,
             "evictable_bytes": tiers.evictable_bytes,
             "flush_lag_ms": tiers.flush_lag.as_millis() as u64,

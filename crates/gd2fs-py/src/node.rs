@@ -39,6 +39,12 @@ impl Node {
         })
     }
 
+    #[staticmethod]
+    fn check(py: Python<'_>, config_json: &str) -> PyResult<()> {
+        let checked = Config::from_json(config_json).and_then(|config| config.validate());
+        checked.map_err(|error| raise::failure(py, &error.failure()))
+    }
+
     fn addresses(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         self.running(py)?;
         Ok(self.addresses.clone())

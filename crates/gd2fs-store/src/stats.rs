@@ -22,6 +22,8 @@ pub struct TierStats {
     pub log_syncs: u64,
     /// Logs that take nothing any more.
     pub log_failed: u64,
+    /// Logs that do not take what is to become durable at the moment, those that take nothing any more among them.
+    pub log_trouble: u64,
     /// Bytes in memory that the logs do not have.
     pub dirty_bytes: u64,
     /// Bytes that would be given up for others: all that is kept, but for what is pinned or just used.
@@ -91,6 +93,7 @@ impl Store {
             stats.evictable_bytes += log.live_bytes;
             stats.log_syncs += log.syncs;
             stats.log_failed += u64::from(tier.log.failed().is_some());
+            stats.log_trouble += u64::from(tier.check().is_err());
             stats.flush_lag = stats.flush_lag.max(tier.queue.lag());
         }
         stats

@@ -40,7 +40,20 @@ def describe(info: FileInfo) -> dict[str, Any]:
         "lost": info.lost,
         "end_lost": info.end_lost,
         "valid": info.valid,
+        "length_unknown": _why_unknown(info),
     }
+
+
+def _why_unknown(info: FileInfo) -> str | None:
+    """Why nobody knows how long a file is; None for one whose length is known, and for a directory."""
+    from gd2fs.errors import Lost, Unavailable
+
+    try:
+        if not info.is_dir:
+            info.known_length()
+    except (Lost, Unavailable) as error:
+        return error.message.removeprefix(f"{info.path}: ")
+    return None
 
 
 def _size(info: FileInfo) -> str:
@@ -90,7 +103,9 @@ def stat(path: RemotePath, control: ControlOption = None, as_json: JsonFlag = Fa
     if as_json:
         print_json(facts)
     else:
-        print_table("", ["field", "value"], facts.items())
+        known = facts["length_unknown"] is None
+        rows = [(name, value) for name, value in facts.items() if not (known and name == "length_unknown")]
+        print_table("", ["field", "value"], rows)
 
 
 def put(

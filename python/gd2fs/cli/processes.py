@@ -26,7 +26,8 @@ STOP_S = 8.0
 
 
 class ProcessFailed(CommandFailed):
-    """A child ended, or did not get ready in time; the message holds the end of its log."""
+    """A child ended, or did not get ready in time. Behind the first line of the message stands the end of its
+    log, which is shown before it."""
 
 
 @dataclass
@@ -110,12 +111,13 @@ class Processes:
         while not child.announced.exists():
             if not child.running:
                 raise ProcessFailed(
-                    f"{child.name} ended with code {child.popen.returncode}; "
-                    f"end of {child.log}:\n{child.tail()}"
+                    f"{child.name} ended with code {child.popen.returncode} (end of {child.log} above)\n"
+                    f"{child.tail()}"
                 )
             if time.monotonic() > deadline:
                 raise ProcessFailed(
-                    f"{child.name} was not ready within {timeout_s:g} s; end of {child.log}:\n{child.tail()}"
+                    f"{child.name} was not ready within {timeout_s:g} s (end of {child.log} above)\n"
+                    f"{child.tail()}"
                 )
             time.sleep(POLL_S)
         facts: dict[str, Any] = json.loads(child.announced.read_text())

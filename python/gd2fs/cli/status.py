@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gd2fs.cli.connection import ControlOption, connect
 from gd2fs.cli.output import CommandFailed, JsonFlag, print_json, print_table
+
+
+def _state(node: dict[str, Any]) -> str:
+    """With what keeps new files away from a living node."""
+    return "alive, LOG TROUBLE" if node["state"] == "alive" and node.get("log_trouble") else node["state"]
 
 
 def status(control: ControlOption = None, as_json: JsonFlag = False) -> None:
@@ -30,7 +37,7 @@ def status(control: ControlOption = None, as_json: JsonFlag = False) -> None:
             (
                 (
                     node["node"],
-                    node["state"],
+                    _state(node),
                     node["incarnation"],
                     format_bytes(node["used_bytes"] or 0),
                     format_bytes(node["capacity_bytes"] or 0),

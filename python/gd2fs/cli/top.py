@@ -71,6 +71,7 @@ class Meter:
             "flush_lag_ms": stats.get("flush_lag_ms"),
             "dirty_bytes": stats.get("dirty_bytes"),
             "log_failed": stats.get("log_failed"),
+            "log_trouble": stats.get("log_trouble"),
             "pins": stats.get("pins"),
             "connections": stats.get("connections"),
             "errors": _errors(stats),
@@ -116,7 +117,10 @@ def _rates(old: Sample, new: Sample) -> Stats:
         "read_bytes_s": per_second("bytes_read"),
         "written_bytes_s": per_second("bytes_written"),
         "flushed_bytes_s": per_second("flushed_bytes"),
-        "evicted_bytes_s": per_second("evicted_dram_bytes", "evicted_log_bytes"),
+        # What is gone: with logs, what memory gives up is still there.
+        "evicted_bytes_s": per_second(
+            "evicted_log_bytes" if new.stats.get("log_total") else "evicted_dram_bytes"
+        ),
         "errors_s": (failed - failed_before) / seconds
         if failed is not None and failed_before is not None
         else None,
@@ -201,7 +205,7 @@ def _table(rows: list[Stats], trouble: str = "") -> Table:
         table.add_column(column)
     for column in (
         *("DRAM", "NVMe", "read", "written", "hits DRAM", "NVMe ", "lost"),
-        *("flush lag", "dirty", "evicted", "conns", "errors"),
+        *("flush lag", "dirty", "evicted for good", "conns", "errors"),
     ):
         table.add_column(column, justify="right")
     for row in rows:
@@ -213,7 +217,7 @@ def _cells(row: Stats) -> list[str]:
     lag = row["flush_lag_ms"]
     return [
         row["node"],
-        "LOG FAILED" if row["log_failed"] else row["state"],
+        _state(row),
         _of(row["dram_used"], row["dram_capacity"]),
         _of(row["nvme_used"], row["nvme_capacity"]),
         _speed(row["read_bytes_s"]),
@@ -225,6 +229,13 @@ def _cells(row: Stats) -> list[str]:
         "-" if row["connections"] is None else str(row["connections"]),
         "-" if row["errors"] is None else str(row["errors"]),
     ]
+
+
+def _state(row: Stats) -> str:
+    """With what keeps new files away from a living node."""
+    if row["state"] != "alive" or not (row["log_failed"] or row["log_trouble"]):
+        return str(row["state"])
+    return "LOG FAILED" if row["log_failed"] else "LOG TROUBLE"
 
 
 def _bytes(count: float | None) -> str:

@@ -209,6 +209,8 @@ def scrub(
         raise CommandFailed(_not_asked(asked.silent), data=facts)
     if as_json:
         print_json(facts)
+    elif asked.silent:
+        typer.echo(_not_asked(asked.silent), err=True)
 
 
 def _wait(client: Client, asked: _Asked, states: dict[str, dict[str, Any]]) -> None:
@@ -256,5 +258,3 @@ def _show_scrub(facts: dict[str, Any]) -> None:
             for state in facts["nodes"]
         ),
     )
-    if facts["not_asked"]:
-        typer.echo(_not_asked(facts["not_asked"]), err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -146,11 +147,19 @@ def _reported(progress: Progress, title: str) -> Iterator[Callable[[int, int], A
         yield progress
     elif progress:
         # Only whoever wants a bar pays for the import.
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+        from rich.filesize import decimal
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns) as bar:
-            task = bar.add_task(title, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+        # Of all since the begin: pieces land several at a time, and between two that do there is no time.
+        rate = TextColumn("{task.fields[rate]}")
+        begun = time.monotonic()
+        with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), rate) as bar:
+            task = bar.add_task(title, total=None, rate="")
+
+            def show(done: int, total: int) -> None:
+                seconds = max(time.monotonic() - begun, 1e-9)
+                bar.update(task, completed=done, total=total, rate=f"{decimal(int(done / seconds))}/s")
+
+            yield show
     else:
         yield lambda done, total: None

@@ -99,6 +99,7 @@ _NODE = [
         "capacity_bytes",
         "used_bytes",
         "evictable_bytes",
+        "log_trouble",
         "has_log",
         "heartbeat_at",
     )

@@ -2,9 +2,11 @@
 
 The order of looking makes it sound while the cluster works. A column is unknown to control (an orphan) if
 the database does not have it *after* the node listed it: rows are written before the first layout is signed,
-and ids are never used twice, so it was deleted, not just being made. It is missing on its node if the node
-does not know it when asked *after* the database was read, and the database has it still. It was deleted if
-the node has a tombstone of it: only control orders deletions, and forgets one only with its database.
+and ids are never used twice, so it was deleted, not just being made; and if the node has it still when asked
+*after* that, and nothing waits to be freed: else it was deleted in order meanwhile. It is missing on its node
+if the node does not know it when asked *after* the database was read, and the database has it still. It was
+deleted if the node has a tombstone of it: only control orders deletions, and forgets one only with its
+database.
 """
 
 from __future__ import annotations
@@ -135,10 +137,12 @@ class Fsck:
 
     def _orphans(self, page: _Page, keys: Sequence[Key], repair: bool) -> list[Finding]:
         waiting = self._database.read(partial(_reclaimed, keys)) if keys else set()
+        # One that was deleted and freed since the node listed it is in neither: the node knows.
+        still = self._ask(page, [key for key in keys if key not in waiting])
         orphans = [
             Finding("orphan", *key, None, f"{page.listed[key]['length']} bytes that control has no file for")
-            for key in keys
-            if key not in waiting
+            for key, reply in still
+            if reply is not None and not reply.get("deleted", False)
         ]
         if orphans and repair:
             items = [{"file": one.file, "column": one.column} for one in orphans]
@@ -205,14 +209,19 @@ class Fsck:
         They were listed before the database was read: a commit may have come in between. So may a delete,
         whose rows go before the node is told.
         """
+        replies = self._ask(page, keys)
+        placed = self._database.read(partial(_placed, keys)) if keys else set()
+        return [(key, reply) for key, reply in replies if key in placed]
+
+    def _ask(self, page: _Page, keys: Sequence[Key]) -> list[tuple[Key, Item | None]]:
+        """What the node says of these now."""
         if not keys:
             return []
         items = [{"file": file, "column": column} for file, column in keys]
         incarnation, replies = self._link.stat(page.node["addresses"], items)
         if incarnation != page.node["incarnation"]:
             raise _started_anew(page.node["node"])
-        placed = self._database.read(partial(_placed, keys))
-        return [(key, reply) for key, reply in zip(keys, replies, strict=True) if key in placed]
+        return list(zip(keys, replies, strict=True))
 
     def _short(self, page: _Page, key: Key, reply: Item | None, repair: bool) -> list[Finding]:
         stored, path = page.stored[key[0]], page.known[key]["path"]

@@ -43,7 +43,8 @@ def cluster(control: Control, caller: Caller) -> dict[str, Any]:
 
 @router.post("/v1/nodes/register")
 def register(control: Control, caller: Caller, body: requests.Register) -> dict[str, Any]:
-    """Registers a node; its incarnation is higher than any it had before."""
+    """Registers a node; its incarnation is higher than any it had before. Refused while another process lives
+    under that name."""
     caller.require("node")
     incarnation = control.write(lambda connection, now: nodes.register(connection, now, body))
     control.reclaimer.wake()
@@ -106,8 +107,11 @@ def list_nodes(control: Control, caller: Caller) -> dict[str, Any]:
 
 
 @router.delete("/v1/nodes/{node}")
-def leave(control: Control, caller: Caller, node: str) -> dict[str, Any]:
-    """The node ends on purpose, with everything in its memory; what it has on a log comes back with it."""
+def leave(
+    control: Control, caller: Caller, node: str, incarnation: requests.U32 | None = None
+) -> dict[str, Any]:
+    """The node ends on purpose, with everything in its memory; what it has on a log comes back with it.
+    `incarnation`: only if that is the current one."""
     caller.require("node")
-    control.write(lambda connection, now: nodes.leave(connection, node))
+    control.write(lambda connection, now: nodes.leave(connection, node, incarnation))
     return {"ok": True}

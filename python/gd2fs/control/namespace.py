@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select, update
@@ -12,7 +13,7 @@ from gd2fs.control.files import STRIPE_UNIT, FileView
 from gd2fs.control.lengths import Length
 from gd2fs.control.nodes import candidates
 from gd2fs.control.paths import PATH_BYTES_MAX, normal, parent_of, refuse_reserved
-from gd2fs.control.placement import place
+from gd2fs.control.placement import Candidate, place
 from gd2fs.control.schema import files as table
 
 LIST_MAX = 1000
@@ -65,10 +66,7 @@ def create(connection: Connection, now: float, tenant: str, body: requests.Creat
     file, living = files.new_id(), candidates(connection, now)
     on = place(file, living, width)
     if not on:
-        raise errors.NoNodes(
-            f"path: {path} needs {width} nodes with room, of {len(living)} that are alive;"
-            " start nodes or free space"
-        )
+        raise errors.NoNodes(_no_nodes(path, width, living))
     files.add(
         connection,
         now,
@@ -81,6 +79,21 @@ def create(connection: Connection, now: float, tenant: str, body: requests.Creat
         kv_identity=body.kv_identity,
     )
     return _found(connection, now, tenant, path)
+
+
+def _no_nodes(path: str, width: int, living: Sequence[Candidate]) -> str:
+    """Why there is no place for a file, and what to do."""
+    failing = sum(one.log_trouble for one in living)
+    why = (
+        f" {failing} of them take no new files, since a log of theirs does not take what is to be flushed:"
+        " `gd2fs status` says which, their messages why, and they are used again once it does;"
+        if failing
+        else ""
+    )
+    return (
+        f"path: {path} needs {width} nodes with room, of {len(living)} that are alive;{why}"
+        " start nodes or free space"
+    )
 
 
 def stat(connection: Connection, now: float, tenant: str, path: str) -> FileView:

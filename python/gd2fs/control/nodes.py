@@ -24,11 +24,16 @@ _INCARNATION_MAX = 2**32 - 1
 
 def register(connection: Connection, now: float, body: requests.Register) -> int:
     """Registers the node anew; its incarnation rises above the last one and above the floor it kept on its
-    disk."""
-    row = connection.execute(
-        select(nodes.c.incarnation).where(nodes.c.node == body.node).with_for_update()
-    ).one_or_none()
-    incarnation = max(row.incarnation if row else 0, body.incarnation_floor) + 1
+    disk. Raises Conflict while another process lives under that name, Invalid.
+    """
+    row = (
+        connection.execute(select(nodes).where(nodes.c.node == body.node).with_for_update())
+        .mappings()
+        .one_or_none()
+    )
+    if row is not None:
+        _refuse_another(row, now, body)
+    incarnation = max(row["incarnation"] if row else 0, body.incarnation_floor) + 1
     if incarnation > _INCARNATION_MAX:
         raise errors.Invalid(
             f"incarnation_floor: node {body.node} has no incarnation left; give it a new name"
@@ -43,6 +48,7 @@ def register(connection: Connection, now: float, body: requests.Register) -> int
         "capacity_bytes": body.memory_bytes,
         "used_bytes": 0,
         "evictable_bytes": 0,
+        "log_trouble": False,
         "has_log": body.has_log,
         "files": 0,
         "stats": {},
@@ -57,6 +63,28 @@ def register(connection: Connection, now: float, body: requests.Register) -> int
     return incarnation
 
 
+def _refuse_another(row: RowMapping, now: float, body: requests.Register) -> None:
+    """Whoever registers ends the life of the one before, and with it what that has in memory alone.
+
+    A living node has kept its incarnation in its data directory before it listened, and that has a lock: who
+    brings it along is that node, started again after it was killed, and need not wait for the end of its
+    lease. Who brings a lower one has another directory, and is somebody else.
+    """
+    if body.incarnation_floor >= row["incarnation"] or not is_alive(row, now):
+        return
+    left_s = row["heartbeat_at"] + LEASE_S - now
+    raise errors.Conflict(
+        f"node.id: {body.node} is alive at {_address(row)}, with another node.data_dir than this one; give"
+        " this node a name of its own (--id, GD2FS_NODE_ID), or stop the other one first. If that was killed,"
+        f" it counts as dead in {left_s:.0f} s"
+    )
+
+
+def _address(row: RowMapping) -> str:
+    """Where a person finds the node: it may have registered, and not listen yet."""
+    return str(row["addresses"][0] if row["addresses"] else row["http"] or "an unknown address")
+
+
 def heartbeat(connection: Connection, now: float, node: str, body: requests.Heartbeat) -> None:
     """Renews the lease. Raises StaleIncarnation for any registration but the current one, NotFound."""
     changed = connection.execute(
@@ -68,6 +96,7 @@ def heartbeat(connection: Connection, now: float, node: str, body: requests.Hear
             used_bytes=body.used_bytes,
             capacity_bytes=body.capacity_bytes,
             evictable_bytes=body.evictable_bytes,
+            log_trouble=body.log_trouble,
             files=body.files,
             stats=body.stats,
             heartbeat_at=now,
@@ -80,21 +109,32 @@ def heartbeat(connection: Connection, now: float, node: str, body: requests.Hear
 def lock_current(connection: Connection, node: str, incarnation: int) -> None:
     """Holds the node's row until the transaction ends, so that it is not registered anew meanwhile. Raises
     StaleIncarnation for any registration but the current one, NotFound."""
-    row = connection.execute(
-        select(nodes.c.incarnation, nodes.c.state).where(nodes.c.node == node).with_for_update()
-    ).one_or_none()
+    row = (
+        connection.execute(select(nodes).where(nodes.c.node == node).with_for_update())
+        .mappings()
+        .one_or_none()
+    )
     if row is None:
         raise errors.NotFound(f"node {node} is not registered")
-    if (row.incarnation, row.state) != (incarnation, "joined"):
+    if (row["incarnation"], row["state"]) == (incarnation, "joined"):
+        return
+    if row["state"] == "joined" and row["incarnation"] > incarnation:
         raise errors.StaleIncarnation(
-            f"node {node}: incarnation {incarnation} is over (current: {row.incarnation}, {row.state});"
-            " register again"
+            f"incarnation {incarnation} of node {node} is over: another process has registered as {node} (at"
+            f" {_address(row)}); if both are to run, each needs a node.id of its own"
         )
+    raise errors.StaleIncarnation(
+        f"node {node}: incarnation {incarnation} is over (current: {row['incarnation']}, {row['state']});"
+        " register again"
+    )
 
 
-def leave(connection: Connection, node: str) -> None:
+def leave(connection: Connection, node: str, incarnation: int | None = None) -> None:
     """The node ends on purpose. Without a log it takes its memory with it and nothing is left to free there;
-    with one it will come back, and what is to be freed waits for it. Raises NotFound."""
+    with one it will come back, and what is to be freed waits for it. Raises NotFound, and StaleIncarnation if
+    it was registered anew since `incarnation`: who has lost a name takes nobody out of the cluster."""
+    if incarnation is not None:
+        lock_current(connection, node, incarnation)
     if connection.execute(update(nodes).where(nodes.c.node == node).values(state="left")).rowcount == 0:
         raise errors.NotFound(f"node {node} is not registered")
     forgetful = select(nodes.c.node).where(nodes.c.node == node, ~nodes.c.has_log)
@@ -146,7 +186,10 @@ def living(connection: Connection, now: float, node: str) -> RowMapping:
 
 
 def free_bytes(row: RowMapping) -> int:
-    """What may still be written there: what is empty, and what the node would evict for it."""
+    """What may still be written there: what is empty, and what the node would evict for it. Nothing while one
+    of its logs does not take what is to become durable: a commit could only fail there."""
+    if row["log_trouble"]:
+        return 0
     return max(0, row["capacity_bytes"] - row["used_bytes"] + row["evictable_bytes"])
 
 
@@ -163,6 +206,7 @@ def describe(connection: Connection, now: float) -> list[dict[str, Any]]:
             "used_bytes": row["used_bytes"],
             "capacity_bytes": row["capacity_bytes"],
             "evictable_bytes": row["evictable_bytes"],
+            "log_trouble": row["log_trouble"],
             "has_log": row["has_log"],
             "files": row["files"],
             "config_hash": row["config_hash"],
@@ -176,4 +220,8 @@ def describe(connection: Connection, now: float) -> list[dict[str, Any]]:
 def candidates(connection: Connection, now: float) -> list[Candidate]:
     """The living nodes with their free space."""
     rows = connection.execute(select(nodes).where(nodes.c.state == "joined")).mappings()
-    return [Candidate(row["node"], row["incarnation"], free_bytes(row)) for row in rows if is_alive(row, now)]
+    return [
+        Candidate(row["node"], row["incarnation"], free_bytes(row), row["log_trouble"])
+        for row in rows
+        if is_alive(row, now)
+    ]

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A living node; `free_bytes` as of its last heartbeat."""
+    """A living node; `free_bytes` as of its last heartbeat. With `log_trouble` they are 0, whatever is
+    empty."""
 
     node: str
     incarnation: int
     free_bytes: int
+    log_trouble: bool = False
 
 
 def place(file: str, candidates: Sequence[Candidate], width: int, bytes_needed: int = 1) -> list[Candidate]:

@@ -60,6 +60,7 @@ class Heartbeat(_Body):
     used_bytes: Count
     capacity_bytes: Count
     evictable_bytes: Count = 0
+    log_trouble: bool = False
     files: Count = 0
     stats: Stats = {}
 

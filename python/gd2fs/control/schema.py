@@ -61,6 +61,7 @@ nodes = Table(
     Column("used_bytes", BigInteger, nullable=False),
     Column("evictable_bytes", BigInteger, nullable=False, server_default="0"),  # of used_bytes
     Column("has_log", Boolean, nullable=False, server_default=false()),  # comes back with what it flushed
+    Column("log_trouble", Boolean, nullable=False, server_default=false()),  # does not flush: takes no files
     Column("files", BigInteger, nullable=False),
     Column("stats", JSON, nullable=False),
     Column("config_hash", String(128), nullable=False),

@@ -35,6 +35,8 @@ REPORTS_MAX = 4
 # The file in which the native node keeps its incarnation: magic, number, checksum.
 _INCARNATION_MAGIC = b"GD2FSINC"
 _INCARNATION = struct.Struct("<8sII")
+# For the check of a configuration, which comes before control gives one out.
+_SOME_INCARNATION = 1
 # Exit codes besides 0: a supervisor starts the node again, which registers a new incarnation.
 EXIT_REGISTRATION_LOST = 3
 
@@ -51,14 +53,21 @@ class NativeNode(Protocol):
 
 
 class Agent:
-    """Runs one node until it is told to stop. `start_native` builds the native node from its JSON
-    configuration.
+    """Runs one node until it is told to stop. `check_native` refuses a JSON configuration that the native
+    node would not start with, `start_native` builds it from one.
     """
 
-    def __init__(self, loaded: Loaded, start_native: Callable[[str], NativeNode], link: ControlLink) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        check_native: Callable[[str], None],
+        start_native: Callable[[str], NativeNode],
+        link: ControlLink,
+    ) -> None:
         self._loaded = loaded
         self._config = loaded.settings.node
         self._cluster = loaded.settings.cluster
+        self._check_native = check_native
         self._start_native = start_native
         self._link = link
         self._native: NativeNode | None = None
@@ -72,9 +81,10 @@ class Agent:
         """Serves until `stopping` is set (0) or control no longer knows this incarnation
         (EXIT_REGISTRATION_LOST).
 
-        Raises PermissionError if it would listen beyond loopback without keys, ValueError for a log file
-        without a size and for more memory than the machine has, OSError if it cannot listen or another node
-        runs over its data directory, RegistrationRefused if control will not have it.
+        What is wrong with the configuration is said before the node registers. Raises PermissionError if it
+        would listen beyond loopback without keys, ValueError for a setting that can't be, a log file without
+        a size and more memory than the machine has, OSError if it cannot listen or another node runs over its
+        data directory, RegistrationRefused if control will not have it.
         """
         config = self._config
         listens = [
@@ -84,6 +94,7 @@ class Agent:
         require_authentication("the node", listens, self._cluster.keys, "set GD2FS_CLUSTER_KEYS")
         _require_log_bytes(config)
         _require_memory(config.memory_bytes)
+        self._check_native(self._native_config(_SOME_INCARNATION))
         with (
             alone_in(Path(config.data_dir), "gd2fs node"),
             bind(Listen.parse(config.http_listen)) as listener,
@@ -91,7 +102,7 @@ class Agent:
             self._http_url = bound(listener).url
             if not await self._register():
                 return 0
-            self._native = await asyncio.to_thread(self._start_native, self._native_config())
+            self._native = await asyncio.to_thread(self._start_native, self._native_config(self._incarnation))
             observer = self._observer()
             observing = asyncio.create_task(observer.serve(sockets=[listener]))
             try:
@@ -131,12 +142,12 @@ class Agent:
             return True
         return False
 
-    def _native_config(self) -> str:
+    def _native_config(self, incarnation: int) -> str:
         config = self._config
         facts = {
             "cluster": self._cluster.id,
             "node": config.id,
-            "incarnation": self._incarnation,
+            "incarnation": incarnation,
             "now": self._now,
             "keys": self._cluster.keys,
             "listen": config.listen,
@@ -186,7 +197,7 @@ class Agent:
                 if failures == 1:
                     log.warning("control does not answer; serving on without it: %s", error)
             except RegistrationLost as error:
-                log.error("control no longer knows this incarnation, stopping: %s", error)
+                log.error("this process has lost its registration and stops: %s", error)
                 return EXIT_REGISTRATION_LOST
             await self._pause(failures)
         return 0
@@ -231,6 +242,7 @@ class Agent:
             "used_bytes": used,
             "capacity_bytes": capacity,
             "evictable_bytes": min(used, stats.get("evictable_bytes", 0)),
+            "log_trouble": bool(stats.get("log_trouble")),
             "files": stats.get("files", 0),
             "stats": stats,
         }
@@ -282,7 +294,7 @@ class Agent:
             return
         if self.stopping.is_set():
             try:
-                await self._link.leave(self._config.id)
+                await self._link.leave(self._config.id, self._incarnation)
             except ControlUnreachable as error:
                 log.warning("could not tell control that this node leaves: %s", error)
         await asyncio.to_thread(native.stop, int(self._config.drain_s * 1000))
@@ -330,7 +342,7 @@ def run(loaded: Loaded, announce_path: str | None = None) -> int:
 
     async def main() -> int:
         link = ControlLink(loaded.settings.cluster.control, loaded.token())
-        agent = Agent(loaded, lambda config: _native.Node(config), link)
+        agent = Agent(loaded, _native.Node.check, lambda config: _native.Node(config), link)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, agent.stopping.set)

@@ -23,7 +23,7 @@ class RegistrationLost(Exception):
     """Control knows another incarnation of this node, or none: this process must end and register anew."""
 
 
-class RegistrationRefused(Exception):
+class RegistrationRefused(OSError):
     """Control refused the registration for a reason that trying again will not change."""
 
 
@@ -61,9 +61,10 @@ class ControlLink:
         reply: dict[str, Any] = response.json()
         return reply
 
-    async def leave(self, node: str) -> None:
-        """Tells control that the node ends on purpose. Raises ControlUnreachable."""
-        await self._call("DELETE", _path(node), None)
+    async def leave(self, node: str, incarnation: int) -> None:
+        """Tells control that the node ends on purpose; nothing happens if another has its name by now. Raises
+        ControlUnreachable."""
+        await self._call("DELETE", f"{_path(node)}?incarnation={incarnation}", None)
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> httpx2.Response:
         reasons = []
