@@ -230,7 +230,7 @@ def test_a_report_of_a_stale_incarnation_ends_the_node(tmp_path: Path) -> None:
 
 def test_a_log_file_without_a_size_is_refused_before_it_registers(tmp_path: Path) -> None:
     world = _logged(tmp_path, **{"node.log_bytes": "0"})
-    with pytest.raises(ValueError, match=r"node\.log_bytes: .*a\.log is not there"):
+    with pytest.raises(ValueError, match=r"node\.logs: .*a\.log is not there.*mount.*node\.log_bytes"):
         world.run()
     assert world.requests == []
 

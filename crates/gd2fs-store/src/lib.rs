@@ -27,6 +27,7 @@ mod ledger;
 mod log_list;
 mod log_set;
 mod mapping;
+mod own_files;
 mod owner;
 mod pins;
 mod precedence;

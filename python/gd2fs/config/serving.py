@@ -93,7 +93,8 @@ def alone_in(directory: Path, command: str) -> Iterator[None]:
     Raises OSError (EBUSY).
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / "running.lock", "wb") as lock:
+    # Never cut: whatever has this name by mistake is refused later, and must still be whole then.
+    with open(directory / "running.lock", "ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -293,7 +293,8 @@ def _require_log_bytes(config: NodeConfig) -> None:
     absent = [path for path in config.logs if not Path(path).exists()]
     if absent and not config.log_bytes:
         raise ValueError(
-            f"node.log_bytes: {absent[0]} is not there; say how large the file is to be, for example"
+            f"node.logs: {absent[0]} is not there; if it is a log already, mount its drive or correct the"
+            " path; of a new one say how large it is to be (node.log_bytes), for example"
             " GD2FS_NODE_LOG_BYTES=100GiB"
         )
 
