@@ -59,5 +59,5 @@ pub use runs::{Run, Runs};
 pub use stats::TierStats;
 pub use store::{Store, TOMBSTONE_LIFE};
 pub use superblock::SuperblockError;
-pub use tier::{LogDevice, TierError, Tiers};
+pub use tier::{LogDevice, STRIPE_UNIT_DEFAULT, TierError, Tiers};
 pub use write::WriteTicket;

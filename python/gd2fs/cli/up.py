@@ -96,7 +96,11 @@ def run_cluster(nodes: int, memory: str, log: str | None, port: int, directory: 
     directory = directory.resolve()
     environment = _node_credentials()
     serves = False
-    with alone_in(directory, "gd2fs up"), terminate_as_interrupt(), Processes(directory) as processes:
+    with (
+        alone_in(directory, "gd2fs up", "--data-dir"),
+        terminate_as_interrupt(),
+        Processes(directory) as processes,
+    ):
         if log is None:
             _require_logs(directory, nodes)
         try:

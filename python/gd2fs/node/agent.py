@@ -85,7 +85,7 @@ class Agent:
         _require_log_bytes(config)
         _require_memory(config.memory_bytes)
         with (
-            alone_in(Path(config.data_dir), "gd2fs node"),
+            alone_in(Path(config.data_dir), "gd2fs node", "node.data_dir"),
             bind(Listen.parse(config.http_listen)) as listener,
         ):
             self._http_url = bound(listener).url
