@@ -12,7 +12,7 @@ import pytest
 
 from gd2fs import _native, errors
 
-# A log this small is used, with a warning: files of the default shape do not fit.
+# A log and a memory this small are used, with a warning each: files of the default shape do not fit.
 LOG_BYTES = 16 << 20
 PROGRAM = """
 import json, sys
@@ -51,9 +51,10 @@ def test_warnings_are_shown_where_they_are_wanted(tmp_path: Path, level: str) ->
     if level != "warn":
         assert done.stderr == ""
         return
-    (line,) = done.stderr.splitlines()
-    assert " WARN " in line and "node.log_bytes" in line and str(tmp_path / "log") in line
-    assert "\x1b" not in line, "colours are for people, and this goes to a file"
+    memory, log = done.stderr.splitlines()
+    assert " WARN " in memory and "node.memory_bytes" in memory and "give 8388608 at least" in memory
+    assert " WARN " in log and "node.log_bytes" in log and str(tmp_path / "log") in log
+    assert "\x1b" not in done.stderr, "colours are for people, and this goes to a file"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,16 @@ def test_a_refused_log_and_a_refused_directory_are_named_once(tmp_path: Path) ->
         _native.Node(json.dumps(facts_of(tmp_path)))
     said = str(refused.value)
     assert said.startswith("INVALID: node.logs: ") and said.count(str(log)) == 1, said
+    log.write_bytes(bytes(2 * LOG_BYTES))
+    with pytest.raises(errors.Invalid) as refused:
+        _native.Node(json.dumps(facts_of(tmp_path) | {"incarnation": 2}))
+    said = str(refused.value)
+    assert said.startswith(f"INVALID: node.logs: {log} has ") and said.count("node.logs: ") == 1, said
+    own = {"incarnation": 3, "logs": [str(tmp_path / "node" / "logs.new")]}
+    with pytest.raises(errors.Invalid) as refused:
+        _native.Node(json.dumps(facts_of(tmp_path) | own))
+    assert str(refused.value).count("node.logs") == 1, refused.value
+    assert (tmp_path / "node" / "incarnation").read_bytes()[8:12] == b"\2\0\0\0", "nothing was written"
     (tmp_path / "node" / "superblock").write_bytes(b"elsewhere".ljust(4096, b"."))
     with pytest.raises(errors.Invalid, match=r'node\.data_dir: .* it begins with "elsewher"'):
         _native.Node(json.dumps(facts_of(tmp_path)))

@@ -258,6 +258,17 @@ def test_a_second_up_leaves_the_first_ones_directory_alone(tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "gd2fs-data").iterdir()] == ["running.lock"]
 
 
+def test_up_without_its_log_leaves_what_that_holds_alone(tmp_path: Path) -> None:
+    log = tmp_path / "gd2fs-data" / "node-2" / "log"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(bytes(3 << 20))
+    done = gd2fs("up", "--port", "0", "--nodes", "2", cwd=tmp_path)
+    assert done.returncode == 1 and done.stdout == "" and "Traceback" not in done.stderr
+    for part in ("--log 3MiB", "stale for good", str(log), "another --data-dir"):
+        assert part in done.stderr
+    assert log.read_bytes() == bytes(3 << 20) and not (tmp_path / "gd2fs-data" / "control").exists()
+
+
 def test_what_is_wrong_has_no_noise_around_it(tmp_path: Path) -> None:
     done = gd2fs("engine", "--model", "nowhere.gguf", cwd=tmp_path)
     assert done.stderr == "gd2fs: engine.model: nowhere.gguf is not a file; name a GGUF file\n"

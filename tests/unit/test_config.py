@@ -67,6 +67,10 @@ def test_short_environment_names_win_over_general_ones() -> None:
         ({"GD2FS_NODE_LOGS": "/a/log,/b/../a/log", "GD2FS_NODE_LOG_BYTES": "1GiB"}, "node.logs"),
         ({"GD2FS_NODE_LOG_BYTES": "1GiB"}, "node.log_bytes"),
         ({"GD2FS_NODE_LOG_BYTES": "much"}, "node.log_bytes (from environment GD2FS_NODE_LOG_BYTES)"),
+        (
+            {"GD2FS_NODE_LOG_BYTES": "99999999999999999999"},
+            "node.log_bytes (from environment GD2FS_NODE_LOG_BYTES)",
+        ),
         ({"GD2FS_NODE_LOG_ENGINE": "aio"}, "node.log_engine"),
         ({"GD2FS_NODE_FLUSH_DELAY_MS": "-1"}, "node.flush_delay_ms"),
         ({"GD2FS_NODE_FLUSH_S": "0"}, "node.flush_s"),
@@ -150,6 +154,13 @@ def test_sizes(text: int | str, count: int) -> None:
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize("size", [(1 << 60) + 1, "1048577TiB", "9" * 400])
+def test_sizes_end_somewhere(size: int | str) -> None:
+    assert parse_bytes(1 << 60) == parse_bytes("1048576TiB") == 1 << 60
+    with pytest.raises(ValueError, match="is more than 1 EiB"):
+        parse_bytes(size)
 
 
 def test_sizes_for_people() -> None:

@@ -238,7 +238,7 @@ def test_a_report_of_a_stale_incarnation_ends_the_node(tmp_path: Path) -> None:
 
 def test_a_log_file_without_a_size_is_refused_before_it_registers(tmp_path: Path) -> None:
     world = _logged(tmp_path, **{"node.log_bytes": "0"})
-    with pytest.raises(ValueError, match=r"node\.log_bytes: .*a\.log is not there"):
+    with pytest.raises(ValueError, match=r"node\.logs: .*a\.log is not there.*mount.*node\.log_bytes"):
         world.run()
     assert world.requests == []
 
@@ -418,11 +418,30 @@ def test_beyond_loopback_metrics_want_a_token() -> None:
     assert asyncio.run(ask("/health", {})).json() == {"status": "ok"}
 
 
+def test_a_data_directory_that_is_none_is_named_with_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "node").write_text("mine")
+    world = World(tmp_path, well)
+    with pytest.raises(
+        OSError, match=r"node\.data_dir: .*node cannot be used \(File exists\); name a directory"
+    ):
+        world.run()
+    assert world.requests == [] and (tmp_path / "node").read_text() == "mine"
+
+
+def test_the_lock_of_a_data_directory_cuts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "running.lock").write_text("a log that was put here")
+    with alone_in(tmp_path, "gd2fs node", "node.data_dir"):
+        assert (tmp_path / "running.lock").read_text() == "a log that was put here"
+
+
 def test_a_second_node_over_one_data_directory_does_not_register(tmp_path: Path) -> None:
     """Its registration would end the first node, and with it all the bytes that it holds."""
     second = World(tmp_path, well)
     directory = Path(second.loaded.settings.node.data_dir)
-    with alone_in(directory, "gd2fs node"), pytest.raises(OSError, match="choose another --data-dir"):
+    with (
+        alone_in(directory, "gd2fs node", "node.data_dir"),
+        pytest.raises(OSError, match="choose another --data-dir"),
+    ):
         second.run()
     assert second.requests == [] and second.natives == []
     assert second.run(lambda w: w.count("/heartbeat") >= 1) == 0, "the lock went with its holder"

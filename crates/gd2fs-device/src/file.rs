@@ -214,6 +214,7 @@ fn refused(path: &Path, what: &str, error: io::Error) -> Error {
     let remedy = match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => "give the node's user the right to read and write it",
         Some(libc::ENOENT) => "correct the path, or create the device (and its directory) first",
+        Some(libc::ENOTDIR | libc::ELOOP | libc::ENAMETOOLONG) => "correct the path",
         Some(libc::EROFS) => "choose a file system that is not mounted read-only",
         Some(libc::EBUSY) => "unmount the block device or take it out of its array",
         Some(libc::EOPNOTSUPP) => "choose a file system that preallocates (ext4, XFS) or a block device",

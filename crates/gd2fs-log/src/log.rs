@@ -32,6 +32,10 @@ const SEGMENT_BYTES_MAX: u64 = 256 << 20;
 /// Two are reserved, one is open, one is reclaimed: with fewer nothing can be kept.
 const SEGMENTS_MIN: u32 = 5;
 
+/// What [`segment_bytes`] puts into a segment at least, of the largest records, on a device with room for 32 of them.
+const SEGMENT_RECORDS_MIN: u32 = 2;
+const PAYLOAD_BYTES_MAX: u32 = 64 << 20;
+
 /// How a log is opened.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -41,7 +45,7 @@ pub struct Options {
     pub node: String,
     /// The checkpoint's file; its neighbours with `.new` and `.copy` behind the name belong to it.
     pub checkpoint: PathBuf,
-    /// Bytes of the largest chunk, a multiple of 4,096 up to 64 MiB.
+    /// Bytes of the largest chunk, a multiple of 4,096 up to 64 MiB. A log that was made for larger ones still takes them.
     pub payload_bytes_max: u32,
     /// Bytes of a segment, a multiple of 4,096, if the device is new. None: what keeps most, at most 256 MiB.
     pub segment_bytes: Option<u64>,
@@ -113,7 +117,8 @@ impl Log {
         check(&options)?;
         let superblock = superblock_of(&device, &options).await.map_err(LogError::at_open)?;
         let division = Division::new(device.bytes(), superblock.segment_bytes);
-        let record_blocks_max = snapshot_header_blocks(RUNS_MAX) + options.payload_bytes_max / BLOCK as u32;
+        let payload_bytes_max = payload_bytes_max(device.bytes(), division, &options);
+        let record_blocks_max = snapshot_header_blocks(RUNS_MAX) + payload_bytes_max / BLOCK as u32;
         let layout = Layout { device: &device, device_id: &superblock.device, division, record_blocks_max };
         let found = recover(&layout, &options.checkpoint).await.map_err(LogError::at_open)?;
         let mut state = State::new(found.segments);
@@ -127,7 +132,7 @@ impl Log {
             device,
             device_id: superblock.device,
             checkpoint_path: options.checkpoint,
-            payload_bytes_max: options.payload_bytes_max,
+            payload_bytes_max,
             checkpoint_bytes: options.checkpoint_bytes,
             checkpoint_records: options.checkpoint_records,
             runtime: Handle::current(),
@@ -315,7 +320,7 @@ impl Inner {
 
 fn check(options: &Options) -> Result<()> {
     let bytes = options.payload_bytes_max;
-    if bytes == 0 || bytes > 64 << 20 || !bytes.is_multiple_of(BLOCK as u32) {
+    if bytes == 0 || bytes > PAYLOAD_BYTES_MAX || !bytes.is_multiple_of(BLOCK as u32) {
         let reason = format!("{bytes} is not a multiple of {BLOCK} up to 64 MiB");
         return Err(LogError::Refused { field: "payload_bytes_max", reason });
     }
@@ -352,6 +357,18 @@ pub(crate) fn record_bytes_max(options: &Options) -> u64 {
     u64::from(blocks) * BLOCK as u64
 }
 
+/// Bytes of the largest chunk of a log. One that was divided for other options takes what it may have been divided for, a
+/// power of two: what was written then still counts, and no file becomes too large for it.
+fn payload_bytes_max(device_bytes: u64, division: Division, options: &Options) -> u32 {
+    if segment_bytes(device_bytes, options).is_ok_and(|bytes| bytes == division.segment_bytes) {
+        return options.payload_bytes_max;
+    }
+    let record = (division.blocks() - SEGMENT_HEADER_BLOCKS) / SEGMENT_RECORDS_MIN;
+    let blocks =
+        record.saturating_sub(snapshot_header_blocks(RUNS_MAX)).clamp(1, PAYLOAD_BYTES_MAX / BLOCK as u32);
+    options.payload_bytes_max.max((1 << blocks.ilog2()) * BLOCK as u32)
+}
+
 /// What fits into the segments that are neither kept free nor open, in whole records of `blocks`.
 fn usable_bytes(division: Division, blocks: u64) -> u64 {
     let room = u64::from(division.blocks() - SEGMENT_HEADER_BLOCKS);
@@ -365,7 +382,7 @@ fn kept_segments(division: Division) -> u64 {
 
 /// How a new device is divided: a segment holds a whole number of the largest records, the number that keeps most where records
 /// come in all sizes. Then up to one record of each segment can stay unused, which speaks for many; that some segments are kept
-/// free speaks for few of them, on a small device. A device with room for 32 of its largest records gets three of them a segment.
+/// free speaks for few of them, on a small device. A device with room for 32 of its largest records gets two or three of them a segment.
 pub(crate) fn segment_bytes(device_bytes: u64, options: &Options) -> Result<u64> {
     let header = u64::from(SEGMENT_HEADER_BLOCKS) * BLOCK as u64;
     let record = record_bytes_max(options) - header;

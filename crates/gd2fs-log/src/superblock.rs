@@ -27,7 +27,7 @@ pub enum SuperblockError {
     NotBlank,
     #[error(
         "both of its superblocks are damaged; to give up what it holds remove the file (of a block device wipe the first and \
-         the last MiB)"
+         the last MiB), start once without it in node.logs, and add it again"
     )]
     Damaged,
     #[error("it has format {major}.{minor}, this node reads {MAJOR}.x; use a node of that version")]
@@ -40,7 +40,8 @@ pub enum SuperblockError {
     ForeignNode { found: String, expected: String },
     #[error(
         "it has {found} bytes, and had {expected} when it was formatted (node.log_bytes); give it its {expected} bytes back, \
-         or, to give up what it holds, remove the file (of a block device wipe the first and the last MiB)"
+         or, to give up what it holds, remove the file (of a block device wipe the first and the last MiB), start once without it \
+         in node.logs, and add it again"
     )]
     Size { found: u64, expected: u64 },
     #[error("segment_bytes {0} does not divide it; it was not written by this software")]

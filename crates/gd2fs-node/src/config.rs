@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gd2fs_device::EngineKind;
-use gd2fs_store::{DataDirError, LogDevice, TierError, Tiers};
+use gd2fs_store::{DataDirError, LogDevice, STRIPE_UNIT_DEFAULT, TierError, Tiers};
 use gd2fs_transport::Address;
 use gd2fs_wire::{Code, Failure, Keys, SigningError};
 use serde::Deserialize;
@@ -13,6 +13,8 @@ use thiserror::Error;
 
 /// Room for the frames of a few small files; less is surely a mistake in the unit.
 const MEMORY_BYTES_MIN: u64 = 1 << 20;
+/// An overwrite of what the log has needs a second frame beside the chunk's own.
+const MEMORY_BYTES_USUAL: u64 = 2 * STRIPE_UNIT_DEFAULT as u64;
 /// Each connection costs about 100 KiB of buffers.
 const CONNECTIONS_MAX: usize = 65_536;
 
@@ -107,11 +109,20 @@ pub enum StartError {
     #[error("node.data_dir: {0}")]
     DataDir(#[from] DataDirError),
     #[error("node.logs: {0}")]
-    Logs(#[from] TierError),
+    Logs(TierError),
     #[error("node.listen: {address} cannot be listened on: {error}")]
     Listen { address: String, error: std::io::Error },
     #[error("the runtime does not start: {0}")]
     Runtime(std::io::Error),
+}
+
+impl From<TierError> for StartError {
+    fn from(error: TierError) -> StartError {
+        match error {
+            TierError::DataDir(error) => StartError::DataDir(error),
+            error => StartError::Logs(error),
+        }
+    }
 }
 
 impl StartError {
@@ -152,6 +163,13 @@ impl Config {
                 "node.memory_bytes",
                 format!("{} is below 1 MiB; write for example 4GiB", self.memory_bytes),
             ));
+        }
+        if self.memory_bytes < MEMORY_BYTES_USUAL {
+            tracing::warn!(
+                "node.memory_bytes: {} hold less than two stripe units of the default {STRIPE_UNIT_DEFAULT} bytes, and writes of \
+                 files with those are refused with NO_SPACE; give {MEMORY_BYTES_USUAL} at least, or create files with smaller units",
+                self.memory_bytes
+            );
         }
         if self.io_threads > IO_THREADS_MAX {
             return Err(wrong(

@@ -54,6 +54,8 @@ impl Node {
     pub fn start(config: Config) -> Result<Node, StartError> {
         let begun = Instant::now();
         let (keys, wanted) = config.check()?;
+        let tiers = config.tiers()?;
+        tiers.check_places(&config.data_dir)?;
         let data = DataDir::open(&config.data_dir, &config.cluster, &config.node, config.incarnation)?;
         let listeners = wanted.into_iter().map(config::listen).collect::<Result<Vec<_>, _>>()?;
         let local = LocalListener::bind(&config.shm)?;
@@ -71,7 +73,7 @@ impl Node {
             .enable_all()
             .build()
             .map_err(StartError::Runtime)?;
-        let store = runtime.block_on(Store::with_logs(memory_bytes, data, config.tiers()?))?;
+        let store = runtime.block_on(Store::with_logs(memory_bytes, data, tiers))?;
         if let Some(now) = config.now {
             store.clock().hear(now + begun.elapsed().as_secs_f64());
         }

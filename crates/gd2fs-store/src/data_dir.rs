@@ -10,13 +10,10 @@ use thiserror::Error;
 use crate::epochs::Epochs;
 use crate::log_list;
 use crate::log_set::LogId;
+use crate::own_files::{CHECKPOINT, EPOCHS, INCARNATION, LOCK, LOGS, NEW, SUPERBLOCK};
 use crate::superblock::{Superblock, SuperblockError};
 
 const INCARNATION_MAGIC: &[u8; 8] = b"GD2FSINC";
-/// The file that names the last life's logs.
-const LOGS: &str = "logs";
-/// Before a log's id, the name of its checkpoint.
-const CHECKPOINT: &str = "checkpoint-";
 
 /// Why a data directory cannot be used.
 #[derive(Debug, Error)]
@@ -63,7 +60,7 @@ impl DataDir {
     pub fn open(path: &Path, cluster: &str, node: &str, incarnation: u32) -> Result<DataDir, DataDirError> {
         std::fs::create_dir_all(path).map_err(DataDirError::io(path))?;
         let lock = lock(path)?;
-        let (superblock_path, epochs_path) = (path.join("superblock"), path.join("epochs"));
+        let (superblock_path, epochs_path) = (path.join(SUPERBLOCK), path.join(EPOCHS));
         let refuse = |error| DataDirError::Superblock { path: superblock_path.clone(), error };
         let superblock = Superblock::new(cluster, node).map_err(refuse)?;
         match read_if_there(&superblock_path)? {
@@ -73,7 +70,7 @@ impl DataDir {
                 .map_err(DataDirError::io(&superblock_path))?,
         }
         let logs = log_list::read(&path.join(LOGS))?;
-        raise_incarnation(&path.join("incarnation"), incarnation)?;
+        raise_incarnation(&path.join(INCARNATION), incarnation)?;
         Ok(DataDir { epochs: Epochs::open(&epochs_path)?, incarnation, logs, path: path.into(), _lock: lock })
     }
 
@@ -108,7 +105,7 @@ impl DataDir {
 }
 
 fn lock(path: &Path) -> Result<File, DataDirError> {
-    let name = path.join("lock");
+    let name = path.join(LOCK);
     let file = OpenOptions::new()
         .create(true)
         .truncate(false)
@@ -153,7 +150,7 @@ pub(crate) fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, DataDirError
 
 /// Replaces a file so that after a crash it has either its former content or the new one.
 pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let new = path.with_extension("new");
+    let new = path.with_extension(NEW);
     let mut file = File::create(&new)?;
     file.write_all(bytes)?;
     file.sync_all()?;
@@ -175,7 +172,7 @@ mod tests {
         drop(first);
         assert!(matches!(open(3), Err(DataDirError::NotHigher { asked: 3, last: 3 })));
         drop(open(4).unwrap());
-        let path = directory.path().join("incarnation");
+        let path = directory.path().join(INCARNATION);
         let mut bytes = std::fs::read(&path).unwrap();
         bytes[9] ^= 1;
         std::fs::write(&path, bytes).unwrap();
@@ -186,7 +183,7 @@ mod tests {
     fn a_directory_without_its_superblock_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         drop(DataDir::open(directory.path(), "c", "n", 1).unwrap());
-        std::fs::remove_file(directory.path().join("superblock")).unwrap();
+        std::fs::remove_file(directory.path().join(SUPERBLOCK)).unwrap();
         let again = DataDir::open(directory.path(), "c", "n", 2);
         assert!(matches!(again, Err(DataDirError::NoSuperblock(_))));
     }

@@ -12,10 +12,13 @@ use gd2fs_log::{Identity, Log, LogError, Options, Recovered};
 
 use crate::data_dir::DataDir;
 use crate::geometry::STRIPE_UNIT_MAX;
-use crate::tier::{LogDevice, Tier, TierError, Tiers};
+use crate::tier::{LogDevice, STRIPE_UNIT_DEFAULT, Tier, TierError, Tiers};
 
 /// A log has room for so many of its largest records, so that reclaim has something to choose from.
 const RECORDS_MIN: u64 = 32;
+/// And for so many of those above the default stripe unit: segments are made for the largest, and what is kept free costs the
+/// chunks of usual size as much as those.
+const LARGE_RECORDS_MIN: u64 = 256;
 const RECORD_BYTES_MIN: u64 = 64 << 10;
 
 /// A configured log that was looked at.
@@ -37,11 +40,13 @@ pub(crate) async fn open_all(
     tiers: &Tiers,
     data: &DataDir,
 ) -> Result<Vec<(Arc<Tier>, Recovered)>, TierError> {
+    tiers.check_places(data.path())?;
     let mut all = Vec::with_capacity(tiers.logs.len());
     for wanted in &tiers.logs {
         all.push(look(wanted, tiers, data).await?);
     }
     refuse_copies(&all)?;
+    refuse_substitutes(&all, data)?;
     let (mut opened, mut ids) = (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
     for looked in all {
         let (tier, recovered, id) = open(looked, tiers, data).await?;
@@ -50,7 +55,9 @@ pub(crate) async fn open_all(
     }
     for absent in data.logs().iter().filter(|id| !ids.contains(id)) {
         tracing::warn!(
-            "node.logs: the log {absent} of the node's last life is not there; what it held is lost, also if it comes back"
+            "node.logs: the log {absent} of the node's last life is not named any more. What it held is lost (its clients see LOST: \
+             tokens are computed again, files have to be written again), from now on also if it comes back. If that was not meant, \
+             it is too late for this log; wipe it (remove the file; of a block device zero the first MiB) before you name it again"
         );
     }
     data.keep_logs(&ids)?;
@@ -86,6 +93,29 @@ fn refuse_copies(all: &[Looked]) -> Result<(), TierError> {
         }
     }
     Ok(())
+}
+
+/// A log that is absent, while there is a place where one is still to be made, most likely lies there: on a drive that is not
+/// mounted. To make a new one would let the absent one miss a life.
+fn refuse_substitutes(all: &[Looked], data: &DataDir) -> Result<(), TierError> {
+    let listed = |identity: &Identity| data.logs().contains(&LogId(identity.id));
+    let mut absent = data.logs().to_vec();
+    let mut blank = None;
+    for looked in all {
+        match looked {
+            Looked::There { identity: Some(identity), .. } if listed(identity) => {
+                absent.retain(|id| id.0 != identity.id);
+            }
+            Looked::There { wanted, .. } | Looked::Vacant(wanted) => blank = blank.or(Some(&wanted.path)),
+        }
+    }
+    match (blank, absent.first()) {
+        (Some(path), Some(id)) => {
+            let found = if path.exists() { "it holds nothing" } else { "nothing is there" };
+            Err(TierError::Absent { path: path.clone(), found, id: id.to_string() })
+        }
+        _ => Ok(()),
+    }
 }
 
 async fn open(
@@ -134,7 +164,9 @@ fn check_bytes(wanted: &LogDevice, device: &Device) -> Result<(), TierError> {
 
 /// Without the checkpoint's place, which follows from the id.
 fn options(tiers: &Tiers, device: &Device) -> Options {
-    let largest = (device.bytes() / RECORDS_MIN).clamp(RECORD_BYTES_MIN, u64::from(STRIPE_UNIT_MAX));
+    let usual = (device.bytes() / RECORDS_MIN).min(u64::from(STRIPE_UNIT_DEFAULT));
+    let largest = usual.max(device.bytes() / LARGE_RECORDS_MIN);
+    let largest = largest.clamp(RECORD_BYTES_MIN, u64::from(STRIPE_UNIT_MAX));
     let mut options = Options::new(&tiers.cluster, &tiers.node, PathBuf::new());
     options.payload_bytes_max = 1 << largest.ilog2();
     options

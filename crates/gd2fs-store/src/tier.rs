@@ -16,7 +16,7 @@ use crate::dirty::Queue;
 use crate::ledger::Held;
 
 /// Of files for which nobody asks for another one (control's default).
-const STRIPE_UNIT_DEFAULT: u32 = 4 << 20;
+pub const STRIPE_UNIT_DEFAULT: u32 = 4 << 20;
 /// Of what can live in a log at all. With more than this alive reclaim copies several bytes for each that it frees.
 const LIVE_PERCENT_MAX: u64 = 80;
 
@@ -48,7 +48,7 @@ pub struct Tiers {
     pub tenant_share: f64,
 }
 
-/// Why a log cannot be used.
+/// Why a log cannot be used; whoever tells it names the setting, node.logs.
 #[derive(Debug, Error)]
 pub enum TierError {
     #[error("{0}")]
@@ -58,17 +58,31 @@ pub enum TierError {
     #[error("{0}")]
     DataDir(#[from] DataDirError),
     #[error(
-        "node.logs: {}: this log has missed a life of its node, or belongs to another data directory than {}: it would bring \
+        "{}: this log has missed a life of its node, or belongs to another data directory than {}: it would bring \
          back bytes that were replaced or deleted since. Use the data directory that it belongs to. If there is none, what the \
          log holds is stale and lost: remove the file (of a block device zero the first MiB) and start again",
         path.display(), data_dir.display()
     )]
     Stranger { path: PathBuf, data_dir: PathBuf },
-    #[error("node.logs: {} is a copy of {}; leave one of them out", path.display(), original.display())]
+    #[error(
+        "{} is {}, a file that the node keeps for itself in node.data_dir: it would destroy the log; give the log another \
+         name or place",
+        path.display(), own.display()
+    )]
+    OwnFile { path: PathBuf, own: PathBuf },
+    #[error(
+        "{}: {found}, and the log {id} of the node's last life is absent; a new log here would cost what that one holds. \
+         Mount its drive, or correct the path. If it is really gone, and what it holds is to be given up, start once without {} in \
+         node.logs, then add it again",
+        path.display(), path.display()
+    )]
+    Absent { path: PathBuf, found: &'static str, id: String },
+    #[error("{} is a copy of {}; leave one of them out", path.display(), original.display())]
     Copy { path: PathBuf, original: PathBuf },
     #[error(
-        "node.log_bytes is {asked} and {} has {found} bytes; a log keeps the size that it was made with: set node.log_bytes to \
-         {found}, or to 0, which takes what is there, or, to make it anew with what it holds lost, remove the file",
+        "{} has {found} bytes and node.log_bytes is {asked}; a log keeps the size that it was made with: set node.log_bytes to \
+         {found}, or to 0, which takes what is there, or, to make it anew with what it holds lost, remove the file, start \
+         once without it in node.logs, and add it again",
         path.display()
     )]
     Bytes { path: PathBuf, asked: u64, found: u64 },

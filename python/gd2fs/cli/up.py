@@ -47,8 +47,25 @@ def start_node(
     arguments = ["node", "--id", name, "--listen", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0"]
     arguments += ["--data-dir", str(data_dir or directory / name), "--memory", memory, "--control", control]
     if log is not None:
-        arguments += ["--logs", str(directory / name / "log"), "--log-bytes", log]
+        arguments += ["--logs", str(_log_file(directory, number)), "--log-bytes", log]
     return processes.start(name, arguments, environment, stop_s=_stop_s(memory, log))
+
+
+def _log_file(directory: Path, number: int) -> Path:
+    return directory / f"node-{number}" / "log"
+
+
+def _require_logs(directory: Path, nodes: int) -> None:
+    """A life of its node without it makes a log stale: nobody is to lose what it holds by an option that was
+    forgotten. Raises ValueError.
+    """
+    logs = [path for number in range(1, nodes + 1) if (path := _log_file(directory, number)).exists()]
+    if logs:
+        raise ValueError(
+            f"--log: {logs[0]} holds what an earlier run has flushed, and a run without it would make that"
+            f" stale for good; give --log {logs[0].stat().st_size >> 20}MiB, or another --data-dir, or, if"
+            f" nobody needs it, remove {', '.join(map(str, logs))}"
+        )
 
 
 def _stop_s(memory: str, log: str | None) -> float:
@@ -73,11 +90,19 @@ def _node_credentials() -> dict[str, str]:
 
 
 def run_cluster(nodes: int, memory: str, log: str | None, port: int, directory: Path, as_json: bool) -> None:
-    """Runs until Ctrl-C. Raises ProcessFailed if a process ends by itself."""
+    """Runs until Ctrl-C. Raises ProcessFailed if a process ends by itself, ValueError without --log over
+    nodes that have logs.
+    """
     directory = directory.resolve()
     environment = _node_credentials()
     serves = False
-    with alone_in(directory, "gd2fs up"), terminate_as_interrupt(), Processes(directory) as processes:
+    with (
+        alone_in(directory, "gd2fs up", "--data-dir"),
+        terminate_as_interrupt(),
+        Processes(directory) as processes,
+    ):
+        if log is None:
+            _require_logs(directory, nodes)
         try:
             _, control = start_control(processes, directory, port)
             children = [

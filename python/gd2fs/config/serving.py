@@ -86,14 +86,24 @@ def announce(path: str | Path | None, facts: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def alone_in(directory: Path, command: str) -> Iterator[None]:
+def alone_in(directory: Path, command: str, setting: str) -> Iterator[None]:
     """Holds the lock of a data directory, before anything else is done in its name: a second node over it
-    would register anew, which ends the first. The kernel lets go of it with this process.
+    would register anew, which ends the first. The kernel lets go of it with this process. `setting` is what
+    names the directory.
 
-    Raises OSError (EBUSY).
+    Raises OSError (EBUSY; else that it is no directory and cannot be made or written to).
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / "running.lock", "wb") as lock:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # Never cut: whatever has this name by mistake is refused later, and must still be whole then.
+        descriptor = os.open(directory / "running.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{setting}: {directory} cannot be used ({error.strerror}); name a directory that this user may"
+            " make or write to",
+        ) from None
+    with open(descriptor, "rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -29,7 +29,9 @@ def _split(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-Bytes = Annotated[int, BeforeValidator(lambda v: parse_bytes(v) if isinstance(v, str) else v), Field(ge=0)]
+Bytes = Annotated[
+    int, BeforeValidator(lambda v: parse_bytes(v) if isinstance(v, str | int) else v), Field(ge=0)
+]
 
 
 def _listenable(value: str) -> str:

@@ -20,6 +20,8 @@ _FACTORS = {
     "gib": 1 << 30,
     "tib": 1 << 40,
 }
+# Beyond every machine, and exact in every number that a size becomes on its way.
+_BYTES_MAX = 1 << 60
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*$")
 
 
@@ -31,12 +33,18 @@ def parse_bytes(value: int | str) -> int:
     if isinstance(value, bool):
         raise ValueError(f"{value!r} is not a size; write for example 1GiB or 1073741824")
     if isinstance(value, int):
-        return value
+        return _bounded(value, value)
     match = _SIZE.match(value)
     factor = _FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise ValueError(f"{value!r} is not a size; write for example 1GiB or 1073741824")
-    return int(float(match.group(1)) * factor)
+    return _bounded(float(match.group(1)) * factor, value)
+
+
+def _bounded(count: float, value: int | str) -> int:
+    if count > _BYTES_MAX:
+        raise ValueError(f"{value!r} is more than 1 EiB; write for example 1GiB or 1073741824")
+    return int(count)
 
 
 def format_bytes(count: int | float) -> str:

@@ -96,7 +96,7 @@ class Agent:
         _require_memory(config.memory_bytes)
         self._check_native(self._native_config(_SOME_INCARNATION))
         with (
-            alone_in(Path(config.data_dir), "gd2fs node"),
+            alone_in(Path(config.data_dir), "gd2fs node", "node.data_dir"),
             bind(Listen.parse(config.http_listen)) as listener,
         ):
             self._http_url = bound(listener).url
@@ -305,7 +305,8 @@ def _require_log_bytes(config: NodeConfig) -> None:
     absent = [path for path in config.logs if not Path(path).exists()]
     if absent and not config.log_bytes:
         raise ValueError(
-            f"node.log_bytes: {absent[0]} is not there; say how large the file is to be, for example"
+            f"node.logs: {absent[0]} is not there; if it is a log already, mount its drive or correct the"
+            " path; of a new one say how large it is to be (node.log_bytes), for example"
             " GD2FS_NODE_LOG_BYTES=100GiB"
         )
 

@@ -155,7 +155,13 @@ fn what_is_no_device_is_refused_by_name() {
     let options = Options::default();
     let at = |name: &str| home.path().join(name);
     File::create(at("short")).unwrap().set_len(100).unwrap();
+    std::os::unix::fs::symlink("round", at("round")).unwrap();
     for (result, expected) in [
+        (
+            Device::create(&at("short/log"), MIB as u64, &options),
+            "Not a directory (os error 20); correct the path",
+        ),
+        (Device::create(&at("round"), MIB as u64, &options), "(os error 40); correct the path"),
         (Device::open(&at("missing"), &options), "missing: cannot open it: No such file"),
         (Device::create(&at("no/log"), MIB as u64, &options), "log: cannot open it: No such file"),
         (Device::open(home.path(), &options), "it is a directory; name a regular file or a block device"),

@@ -157,6 +157,40 @@ fn what_is_called_usable_can_live_and_is_most_of_the_device() {
 }
 
 #[test]
+fn a_log_that_was_made_for_larger_chunks_still_takes_them() {
+    for (device_mib, made_for) in
+        [(34, 1 << 20), (40, 1 << 20), (48, 1 << 20), (63, 1 << 20), (16, 256 << 10)]
+    {
+        let mut disk = Disk::new(1, device_mib << 20, made_for);
+        disk.bytes = device_mib << 20;
+        run(async {
+            let options = |payload_bytes_max| Options {
+                segment_bytes: None,
+                payload_bytes_max,
+                checkpoint_records: 1 << 40,
+                ..disk.options()
+            };
+            let content = |chunk: u64| Content::whole(key(chunk), chunk, made_for);
+            for (chunk, largest) in [(1, made_for), (2, made_for / 8), (3, made_for)] {
+                let opened = Log::open(disk.device(None, None), options(largest)).await;
+                let (log, recovered) = opened.unwrap();
+                assert_eq!((recovered.chunks.len() as u64, recovered.damaged_records), (chunk - 1, 0));
+                assert!(log.payload_bytes_max() >= made_for, "{device_mib} MiB: {}", log.payload_bytes_max());
+                let log = Arc::new(log);
+                let shelf = Shelf::new(&log, &recovered);
+                log.start(Arc::downgrade(&shelf) as _);
+                for entry in &recovered.chunks {
+                    assert!(content(entry.key.chunk).matches(entry, &shelf.read(&log, entry).await.unwrap()));
+                }
+                shelf.put(&log, &content(chunk)).await.unwrap();
+                log.sync().await.unwrap();
+                log.close().await;
+            }
+        });
+    }
+}
+
+#[test]
 fn without_an_owner_nobody_waits_for_room() {
     let disk = Disk::new(8, 256 << 10, 64 << 10);
     run(async {

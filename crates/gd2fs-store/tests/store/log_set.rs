@@ -93,7 +93,7 @@ fn an_overwrite_is_not_undone_by_the_loss_of_the_log_that_has_it() {
                 let store = disk.open().await;
                 put_all(&column(&store, 0).await, 100).await;
             }
-            fs::remove_file(disk.path("b")).unwrap();
+            use_logs(&mut disk, &["a"]);
             assert_eq!(found(&mut disk, 100).await, CHUNKS / 2, "those of the log that is still there");
         }
     });
@@ -121,7 +121,7 @@ fn of_records_that_two_logs_have_only_the_newest_counts_from_the_next_start_on()
         let file = column(&store, 0).await;
         put_all(&file, 100).await;
         drop((file, store));
-        fs::remove_file(disk.path("b")).unwrap();
+        use_logs(&mut disk, &["a"]);
         assert_eq!(found(&mut disk, 100).await, CHUNKS / 2, "those of the log that is still there");
     });
 }
@@ -175,7 +175,7 @@ fn a_log_that_has_missed_a_life_is_refused() {
             use_logs(&mut disk, &["a", "b"]);
             let message = refused(&mut disk).await;
             let stale = if absent.is_empty() { "a" } else { "b" };
-            assert!(message.contains(&format!("node.logs: {}", disk.path(stale).display())), "{message}");
+            assert!(message.starts_with(disk.path(stale).to_str().unwrap()), "{message}");
             assert!(message.contains("missed a life") && message.contains("remove the file"), "{message}");
             // As the message says, in part and in whole.
             fs::remove_file(disk.path("b")).unwrap();
@@ -188,6 +188,151 @@ fn a_log_that_has_missed_a_life_is_refused() {
                 fs::write(disk.path(&name), bytes).unwrap();
             }
         }
+    });
+}
+
+/// As a drive that is not mounted, and one on which somebody has put an empty file.
+#[test]
+fn an_absent_log_is_not_made_anew_in_its_place() {
+    run(async {
+        let mut disk = disk(&["drive/a", "b"]);
+        let (drive, away) = (disk.path("drive"), disk.path("away"));
+        fs::create_dir(&drive).unwrap();
+        written(&mut disk, 1, false).await;
+        fs::rename(&drive, &away).unwrap();
+        let refused = async |disk: &mut Disk, found: &str| {
+            let message = refused(disk).await;
+            let place = disk.path(&disk.names.as_ref().unwrap()[0]);
+            for part in ["node.logs", place.to_str().unwrap(), found, "Mount its drive", "start once without"]
+            {
+                assert!(message.contains(part), "{part}: {message}");
+            }
+        };
+        refused(&mut disk, "nothing is there").await;
+        assert!(!drive.exists());
+        fs::create_dir(&drive).unwrap();
+        refused(&mut disk, "nothing is there").await;
+        assert_eq!(fs::read_dir(&drive).unwrap().count(), 0, "nothing is made under its mount point");
+        fs::write(drive.join("a"), b"").unwrap();
+        refused(&mut disk, "it holds nothing").await;
+        assert_eq!(fs::metadata(drive.join("a")).unwrap().len(), 0, "and nothing grows there");
+        fs::write(drive.join("a"), vec![0; 32 << 20]).unwrap();
+        refused(&mut disk, "it holds nothing").await;
+        fs::remove_dir_all(&drive).unwrap();
+        // Nor under another name.
+        use_logs(&mut disk, &["c", "b"]);
+        refused(&mut disk, "nothing is there").await;
+        assert!(!disk.path("c").exists());
+        fs::rename(&away, &drive).unwrap();
+        use_logs(&mut disk, &["drive/a", "b"]);
+        assert_eq!(found(&mut disk, 1).await, CHUNKS, "it has missed nothing");
+        // As the message says, if it is really gone.
+        fs::remove_dir_all(&drive).unwrap();
+        use_logs(&mut disk, &["b"]);
+        assert_eq!(found(&mut disk, 1).await, CHUNKS / 2);
+        use_logs(&mut disk, &["c", "b"]);
+        assert_eq!(found(&mut disk, 1).await, CHUNKS / 2);
+        written(&mut disk, 50, false).await;
+        assert_eq!(found(&mut disk, 50).await, CHUNKS);
+    });
+}
+
+#[test]
+fn a_log_is_never_one_of_the_nodes_own_files() {
+    run(async {
+        let mut disk = disk(&["a"]);
+        written(&mut disk, 1, false).await;
+        let id = |name: &String| name.starts_with("checkpoint-");
+        let checkpoint = contents(&disk.path("")).into_keys().find(id).expect("a node that ends makes one");
+        fs::create_dir(disk.path("sub")).unwrap();
+        std::os::unix::fs::symlink("..", disk.path("sub/up")).unwrap();
+        std::os::unix::fs::symlink("../logs.new", disk.path("sub/dangling")).unwrap();
+        std::os::unix::fs::symlink("sub/dangling", disk.path("twice")).unwrap();
+        fs::hard_link(disk.path("superblock"), disk.path("linked")).unwrap();
+        let relative = |name: &str| {
+            let here = std::env::current_dir().unwrap();
+            format!(
+                "{}{}",
+                "../".repeat(here.components().count() - 1),
+                &disk.path(name).to_str().unwrap()[1..]
+            )
+        };
+        let spellings = ["sub/up/logs", "sub/../running.lock", "./lock", "twice", "linked"].map(String::from);
+        let names =
+            ["logs", "logs.new", "superblock", "superblock.new", "epochs", "epochs.new", "incarnation"];
+        let names = names.into_iter().chain(["incarnation.new", "lock", "running.lock", "checkpoint-x"]);
+        let names = names.chain([checkpoint.as_str()]).map(String::from).chain(spellings);
+        for name in names.chain([relative("logs"), relative("logs.new")]).collect::<Vec<_>>() {
+            for log_bytes in [32 << 20, 0] {
+                disk.log_bytes = log_bytes;
+                use_logs(&mut disk, &["a", &name]);
+                let message = refused(&mut disk).await;
+                assert!(message.contains("keeps for itself in node.data_dir"), "{name}: {message}");
+                assert!(message.contains("another name or place"), "{name}: {message}");
+            }
+        }
+        disk.log_bytes = 32 << 20;
+        // Elsewhere, and beside them, these are names like any other.
+        use_logs(&mut disk, &["a", "sub/logs", "log", "logs.old"]);
+        written(&mut disk, 50, false).await;
+        assert_eq!(found(&mut disk, 50).await, CHUNKS);
+        // The node's own name may be a link to something else.
+        fs::rename(disk.path("epochs"), disk.path("elsewhere")).unwrap();
+        std::os::unix::fs::symlink("elsewhere", disk.path("epochs")).unwrap();
+        use_logs(&mut disk, &["a", "elsewhere"]);
+        let tiers = disk.tiers();
+        let error = tiers
+            .check_places(&disk.path(""))
+            .expect_err("it must be refused before the directory is opened");
+        assert!(matches!(error, TierError::OwnFile { .. }), "{error}");
+    });
+}
+
+/// Of each size what can live of chunks of 4 MiB, in MiB, and the largest unit: the table of the page on nodes.
+#[test]
+fn a_log_keeps_as_much_as_its_page_says() {
+    const TABLE: [(u64, u64, u32); 9] = [
+        (128, 57, 4),
+        (256, 163, 4),
+        (512, 326, 4),
+        (1 << 10, 717, 4),
+        (2 << 10, 1_435, 8),
+        (4 << 10, 2_870, 16),
+        (16 << 10, 12_043, 64),
+        (128 << 10, 97_403, 64),
+        (1 << 20, 780_585, 64),
+    ];
+    const CHUNK: u32 = 4 << 20;
+    run(async {
+        let mut measured = Vec::new();
+        for (size, _, _) in TABLE {
+            let mut disk = Disk::new(16 * MIB, 0);
+            // With holes, and opened as it is.
+            fs::File::create(disk.path("log0")).unwrap().set_len(size << 20).unwrap();
+            let store = disk.open().await;
+            let open = async |unit: u32| {
+                let shape =
+                    Capability { stripe_unit: unit, file: format!("{unit:032x}"), ..capability(0, 1, 1) };
+                store.open(&shape, 0).await.map(|(file, _)| file)
+            };
+            put(&open(CHUNK).await.unwrap(), 0, 0, &pattern(CHUNK as usize, 1)).await.unwrap();
+            open(CHUNK).await.unwrap().flush().await.unwrap();
+            let mut largest = CHUNK;
+            while largest < gd2fs_store::STRIPE_UNIT_MAX && open(2 * largest).await.is_ok() {
+                largest *= 2;
+            }
+            if largest < gd2fs_store::STRIPE_UNIT_MAX {
+                let failure = open(2 * largest).await.err().unwrap();
+                assert_eq!(failure.code, Code::BadRequest);
+                assert!(
+                    failure.message.contains("smaller stripe_unit")
+                        && failure.message.contains("node.log_bytes")
+                );
+            }
+            measured.push((size, store.tier_stats().log_capacity >> 20, largest >> 20));
+            store.close(PATIENCE).await.unwrap();
+        }
+        assert_eq!(measured, TABLE);
     });
 }
 
@@ -335,6 +480,10 @@ fn a_log_whose_first_mib_was_wiped_begins_anew() {
         file.write_all_at(&[0; 4096], 0).unwrap();
         assert_eq!(found(&mut disk, 1).await, CHUNKS, "the copy at its end is enough");
         file.write_all_at(&vec![0; MIB], 0).unwrap();
+        assert!(refused(&mut disk).await.contains("it holds nothing"), "it could be another one");
+        use_logs(&mut disk, &[]);
+        drop(disk.open().await);
+        use_logs(&mut disk, &["a"]);
         assert_eq!(found(&mut disk, 1).await, 0);
         written(&mut disk, 50, false).await;
         assert_eq!(found(&mut disk, 50).await, CHUNKS);

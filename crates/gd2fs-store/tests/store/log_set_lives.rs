@@ -56,6 +56,11 @@ async fn next_life(
                 fate.refused += 1;
                 std::fs::remove_file(path).unwrap();
             }
+            // One whose file was removed: the node starts once without it, as the message says.
+            Err(TierError::Absent { path, .. }) => {
+                disk.names = Some(names.iter().filter(|name| disk.path(name) != path).cloned().collect());
+                drop(disk.open().await);
+            }
             Err(error) => panic!("{error}"),
         }
     }

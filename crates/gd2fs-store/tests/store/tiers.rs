@@ -78,6 +78,10 @@ impl Disk {
 
     pub async fn try_open(&mut self) -> Result<Store, TierError> {
         let data = self.data_dir().await.unwrap_or_else(|error| panic!("{error}"));
+        Store::with_logs(self.memory_bytes, data, self.tiers()).await
+    }
+
+    pub fn tiers(&self) -> Tiers {
         let names = self.names.clone();
         let names = names.unwrap_or_else(|| (0..self.logs).map(|index| format!("log{index}")).collect());
         let device = |name: &String| LogDevice {
@@ -92,15 +96,14 @@ impl Disk {
                 ..Default::default()
             },
         };
-        let tiers = Tiers {
+        Tiers {
             cluster: "c".into(),
             node: "n".into(),
             logs: names.iter().map(device).collect(),
             flush_delay: self.flush_delay,
             dirty_bytes_max: 0,
             tenant_share: self.tenant_share,
-        };
-        Store::with_logs(self.memory_bytes, data, tiers).await
+        }
     }
 
     pub fn change_log(&self, change: impl FnOnce(&mut Vec<u8>)) {
