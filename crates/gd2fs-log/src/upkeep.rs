@@ -36,7 +36,7 @@ const STEPS_MAX: u32 = 32;
 /// A record that could not be read so often, a pause apart, is damaged; before that the disk may be away for a while.
 const READS_MAX: u32 = 8;
 /// After a failure, so that a full or broken disk is not asked without a pause. Whoever needs room meanwhile learns the reason.
-const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(1);
+pub(crate) const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 impl Inner {
     /// Runs until the log is closed.
@@ -222,7 +222,7 @@ impl Inner {
             let state = self.state.lock();
             (state.completed.at, state.version_max)
         };
-        self.sync_told().await?;
+        self.sync().await?;
         let named = std::mem::take(&mut writer.named);
         let foot = Foot { position, durable, version_max };
         let path = self.checkpoint_path.clone();
