@@ -270,5 +270,5 @@ fn live(slot: &Slot, body: &Body, key: Key, version: u64, cover: std::ops::Range
         first: cover.start,
         bytes: cover.end - cover.start,
     };
-    Live { key, version, place, header_blocks, unread: 0 }
+    Live { key, version, place, header_blocks }
 }

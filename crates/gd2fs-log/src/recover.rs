@@ -373,7 +373,6 @@ async fn settle(
             version,
             place,
             header_blocks: snapshot_header_blocks(entry.runs.len()),
-            unread: 0,
         });
     }
     let at = end.unwrap_or(scan.reached);
