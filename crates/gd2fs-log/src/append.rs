@@ -51,7 +51,8 @@ impl Inner {
         payload: Option<&Payload>,
         from: Option<Place>,
     ) -> Result<Position> {
-        let mut ask = Ask { class, blocks: body.blocks(), snapshot: None, begun: begun.number, from };
+        let says = !matches!(body, Body::Notes(notes) if notes.is_empty());
+        let mut ask = Ask { class, blocks: body.blocks(), says, snapshot: None, begun: begun.number, from };
         if let Body::Snapshot { key, version, .. } = body {
             ask.snapshot = Some((*key, *version));
         }
@@ -167,11 +168,12 @@ impl Inner {
             }
             state.told_order = flight.order;
             drop(state);
-            if let Some(told) = flight.told {
-                self.tell(&told);
+            if let Some(told) = &flight.told {
+                self.tell(told);
             }
             state = self.state.lock();
-            state.completed = flight.end.unwrap_or(state.completed);
+            state.complete(&flight);
+            self.told.notify_waiters();
             if let Some(waiter) = flight.waiter {
                 // Nobody listens if the append's future was dropped; the owner has been told all the same.
                 let _ = waiter.send(Outcome::Written);
@@ -207,6 +209,21 @@ impl Inner {
         }
     }
 
+    /// Returns when everything is complete that the owner has, or is just being, told of. It never waits long: the owner doesn't.
+    pub async fn caught_up(&self) {
+        let told_order = self.state.lock().told_order;
+        loop {
+            let told = self.told.notified();
+            tokio::pin!(told);
+            // Before the look, so that nothing is missed in between.
+            told.as_mut().enable();
+            if self.state.lock().completed_order >= told_order {
+                return;
+            }
+            told.await;
+        }
+    }
+
     /// Makes everything durable that the owner was told of by now, or that is complete. Callers that come while a sync runs
     /// share the next one.
     pub async fn sync(&self) -> Result<()> {
@@ -218,18 +235,12 @@ impl Inner {
         self.sync_device().await
     }
 
-    /// Makes everything durable that the owner was told of, also what is not counted as complete yet.
-    pub async fn sync_told(&self) -> Result<()> {
-        let _turn = self.sync_turn.lock().await;
-        self.sync_device().await
-    }
-
     async fn sync_device(&self) -> Result<()> {
-        let (order, at) = {
+        self.caught_up().await;
+        let (order, at, witness) = {
             let state = self.state.lock();
             state.check()?;
-            // What the owner is just being told of is written; only where it ends is not known yet.
-            (state.told_order, state.completed.at)
+            (state.completed_order, state.completed.at, state.witness)
         };
         let began = std::time::Instant::now();
         let result = if stands(Guard::Sync) { self.device.perform(Op::sync()).await } else { Ok(()) };
@@ -244,6 +255,9 @@ impl Inner {
             return Err(LogError::Failed(why));
         }
         (state.durable_order, state.durable) = (order, at);
+        state.witness.synced(witness);
+        drop(state);
+        self.synced.notify_one();
         Ok(())
     }
 }
@@ -256,5 +270,5 @@ fn live(slot: &Slot, body: &Body, key: Key, version: u64, cover: std::ops::Range
         first: cover.start,
         bytes: cover.end - cover.start,
     };
-    Live { key, version, place, header_blocks, unread: 0 }
+    Live { key, version, place, header_blocks }
 }

@@ -33,6 +33,10 @@ pub(crate) struct Inner {
     /// Upkeep may be due.
     pub work: Notify,
     pub closing: Notify,
+    /// A write is complete, and the owner has been told.
+    pub told: Notify,
+    /// A sync has ended, or the log is closed.
+    pub synced: Notify,
     /// Snapshots are admitted one after the other, as they came.
     pub turn: tokio::sync::Mutex<()>,
     pub sync_turn: tokio::sync::Mutex<()>,

@@ -28,6 +28,7 @@ mod superblock;
 mod upkeep;
 #[cfg(test)]
 mod vectors;
+mod witness;
 
 pub use entry::{ChunkEntry, ColumnEntry, ColumnState, Key, Note, Snapshot, cover};
 pub use error::{LogError, Result};

@@ -103,7 +103,8 @@ pub struct Stats {
 /// A log on one device. All methods may be called from any thread; futures may be dropped: what they had begun goes on.
 pub struct Log {
     inner: Arc<Inner>,
-    upkeep: Mutex<Option<JoinHandle<()>>>,
+    /// What goes on in the background.
+    tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Log {
@@ -125,6 +126,7 @@ impl Log {
         state.tail = found.end;
         state.completed = Mark { at: found.end, offset: 0 };
         state.durable = found.end;
+        state.witness = found.witness;
         state.floor = found.floor;
         state.generation_next = found.generation_next;
         state.version_max = found.recovered.version_max;
@@ -141,13 +143,15 @@ impl Log {
             room: Notify::new(),
             work: Notify::new(),
             closing: Notify::new(),
+            told: Notify::new(),
+            synced: Notify::new(),
             turn: tokio::sync::Mutex::new(()),
             sync_turn: tokio::sync::Mutex::new(()),
             upkeep: tokio::sync::Mutex::new(()),
             notes: Mutex::default(),
             counters: Default::default(),
         };
-        Ok((Log { inner: Arc::new(inner), upkeep: Mutex::new(None) }, found.recovered))
+        Ok((Log { inner: Arc::new(inner), tasks: Mutex::default() }, found.recovered))
     }
 
     /// Begins upkeep, once the owner knows what was recovered. The log does not keep the owner alive; without it nothing
@@ -155,7 +159,9 @@ impl Log {
     pub fn start(&self, owner: Weak<dyn Owner>) {
         if self.inner.owner.set(owner).is_ok() {
             self.inner.state.lock().kept = true;
-            *self.upkeep.lock() = Some(self.inner.runtime.spawn(Arc::clone(&self.inner).keep_up()));
+            let runtime = &self.inner.runtime;
+            let upkeep = runtime.spawn(Arc::clone(&self.inner).keep_up());
+            *self.tasks.lock() = vec![upkeep, runtime.spawn(Arc::clone(&self.inner).bear_witness())];
         }
     }
 
@@ -281,10 +287,10 @@ impl Log {
     /// durable as it was.
     pub async fn close(&self) {
         self.inner.shut();
-        let upkeep = self.upkeep.lock().take();
-        if let Some(upkeep) = upkeep {
+        let tasks = std::mem::take(&mut *self.tasks.lock());
+        for task in tasks {
             // It ends by itself; a panic in it was reported by the panic's hook.
-            let _ = upkeep.await;
+            let _ = task.await;
         }
     }
 }
@@ -315,6 +321,7 @@ impl Inner {
         self.room.notify_waiters();
         self.work.notify_one();
         self.closing.notify_one();
+        self.synced.notify_one();
     }
 }
 

@@ -188,6 +188,13 @@ impl Body {
         }
     }
 
+    /// Whether this block, which begins no whole header, was to be that of the record `at`: it is torn or damaged.
+    pub fn was_to_be(block: &[u8], segment: &SegmentId, at: Position) -> bool {
+        RawRecord::read_from_prefix(block).is_ok_and(|(raw, _)| {
+            &raw.segment == segment || (&raw.magic == RECORD_MAGIC && Position::from(raw.at) == at)
+        })
+    }
+
     /// Reads a whole header; None unless it is undamaged and well-formed.
     pub fn decode(header: &[u8]) -> Option<(Stamp, Body)> {
         let (mut raw, list) = RawRecord::read_from_prefix(header).ok()?;

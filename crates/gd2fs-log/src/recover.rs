@@ -20,6 +20,7 @@ use crate::position::{Mark, Position};
 use crate::record::{SEGMENT_HEADER_BLOCKS, SegmentHeader, snapshot_header_blocks};
 use crate::scan::{Met, Stretch, What, walk};
 use crate::segment::{Division, Live, Segments};
+use crate::witness::Witness;
 
 /// What was in the log when it was opened.
 #[derive(Debug, Default)]
@@ -48,6 +49,7 @@ pub(crate) struct Found {
     pub recovered: Recovered,
     pub segments: Segments,
     pub end: Position,
+    pub witness: Witness,
     pub generation_next: u64,
     pub floor: Position,
 }
@@ -68,6 +70,8 @@ struct Scan {
     floor: Position,
     /// Behind the last record that was met.
     reached: Position,
+    /// Where a header lies there that is no whole one, and that nothing calls durable.
+    torn: Option<u64>,
 }
 
 /// What is scanned.
@@ -141,7 +145,8 @@ async fn finish(
         layout.device.path().display()
     );
     let at = end.unwrap_or(scan.reached);
-    let found = settle(layout, headers, scan, recovered, end, at).await?;
+    let mut found = settle(layout, headers, scan, recovered, end, at).await?;
+    found.witness = Witness::default();
     // From here on the log is as good as new, and stays so: an empty checkpoint says where it begins.
     let foot =
         Foot { position: Mark { at, offset: 0 }, durable: at, version_max: found.recovered.version_max };
@@ -182,7 +187,8 @@ async fn scan(layout: &Layout<'_>, headers: &Headers, start: Mark, durable: Posi
     let durable =
         headers.values().map(|(_, header)| header.known.durable).max().unwrap_or_default().max(durable);
     let floor = headers.values().map(|(_, header)| header.known.floor).max().unwrap_or_default();
-    let mut scan = Scan { met: Vec::new(), missing: Vec::new(), durable, floor, reached: start.at };
+    let mut scan =
+        Scan { met: Vec::new(), missing: Vec::new(), durable, floor, reached: start.at, torn: None };
     let void = void(headers);
     let from = start.at.generation;
     let chain: Vec<_> = headers.range(from..).filter(|(generation, _)| !void.contains(generation)).collect();
@@ -205,8 +211,10 @@ async fn scan(layout: &Layout<'_>, headers: &Headers, start: Mark, durable: Posi
         let record_blocks_max = layout.record_blocks_max;
         let stretch =
             Stretch { segment: *segment, id: header.id, first, block, sequence_end, record_blocks_max };
-        let sequence = walk(layout.device, layout.division, &stretch, &mut scan.met, &mut gaps).await?;
-        scan.reached = scan.reached.max(Position { generation: **generation, sequence });
+        let walked = walk(layout.device, layout.division, &stretch, &mut scan.met, &mut gaps).await?;
+        scan.reached = scan.reached.max(Position { generation: **generation, sequence: walked.sequence });
+        // Only the last segment says nowhere how many records it has.
+        scan.torn = walked.torn;
     }
     scan.met.retain(|met| met.at >= start.at);
     for met in &scan.met {
@@ -218,6 +226,7 @@ async fn scan(layout: &Layout<'_>, headers: &Headers, start: Mark, durable: Posi
     }
     if scan.durable > scan.reached {
         gaps.push(scan.reached);
+        scan.torn = None;
     }
     scan.missing.extend(gaps.into_iter().filter(|at| *at >= start.at).map(|at| (at, Missing::Unknown)));
     scan.missing.sort_by_key(|(at, _)| *at);
@@ -243,6 +252,8 @@ impl Last {
 /// Applies, in order, what the checkpoint and the scan say, up to the log's end.
 fn resolve(checkpoint: Checkpoint, scan: &Scan, end: Option<Position>) -> Recovered {
     let damage = scan.missing.iter().filter(|(at, _)| end.is_none_or(|end| *at < end));
+    let tail = scan.missing.iter().filter(|(at, _)| end.is_some_and(|end| *at >= end));
+    let unread = tail.filter(|(_, what)| matches!(what, Missing::Unknown)).count();
     let given_up = damage.clone().any(|(_, what)| matches!(what, Missing::Unknown));
     let mut columns: HashMap<(u128, u32), ColumnEntry> = HashMap::new();
     let mut chunks: HashMap<Key, Last> = HashMap::new();
@@ -250,6 +261,7 @@ fn resolve(checkpoint: Checkpoint, scan: &Scan, end: Option<Position>) -> Recove
     let mut forgotten: HashMap<Key, u64> = HashMap::new();
     let mut recovered = Recovered {
         version_max: checkpoint.foot.version_max,
+        dropped_records: unread as u64 + u64::from(scan.torn.is_some()),
         damaged_records: damage.count() as u64,
         given_up,
         ..Recovered::default()
@@ -341,7 +353,7 @@ async fn settle(
         .collect();
     // Whole records may follow the end in its segment; they must not be met again.
     let behind = |met: &&Met| end.is_some_and(|end| met.at >= end && met.at.generation == end.generation);
-    wiped.extend(scan.met.iter().filter(behind).map(|met| met.offset));
+    wiped.extend(scan.met.iter().filter(behind).map(|met| met.offset).chain(scan.torn));
     for offset in &wiped {
         let zeros = Arc::new(Buffer::new(BLOCK));
         // SAFETY: the operation keeps the buffer, which nobody writes.
@@ -361,11 +373,15 @@ async fn settle(
             version,
             place,
             header_blocks: snapshot_header_blocks(entry.runs.len()),
-            unread: 0,
         });
     }
     let at = end.unwrap_or(scan.reached);
     let newest = headers.keys().last().copied().unwrap_or(0);
     let generation_next = newest.max(at.generation).max(scan.durable.generation) + 1;
-    Ok(Found { recovered, segments, end: at, generation_next, floor })
+    let says = |met: &&Met| {
+        end.is_none_or(|end| met.at < end) && !matches!(&met.what, What::Notes(notes) if notes.is_empty())
+    };
+    let said = scan.met.iter().filter(says).map(|met| met.end()).max().unwrap_or_default();
+    let witness = Witness::found(said, scan.durable);
+    Ok(Found { recovered, segments, end: at, witness, generation_next, floor })
 }

@@ -84,6 +84,13 @@ pub(crate) struct Met {
     pub what: What,
 }
 
+impl Met {
+    /// The position behind it.
+    pub fn end(&self) -> Position {
+        Position { sequence: self.at.sequence + 1, ..self.at }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) enum What {
     /// `whole`: the payload holds what the runs' sums say.
@@ -111,7 +118,15 @@ pub(crate) struct Stretch {
     pub record_blocks_max: u32,
 }
 
-/// Reads the segment's records, and gives how many it has. A payload that is not what was written is noted, and the scan goes
+/// What a segment has.
+pub(crate) struct Walked {
+    /// Its records.
+    pub sequence: u32,
+    /// Where a header lies behind them that is torn or damaged.
+    pub torn: Option<u64>,
+}
+
+/// Reads the segment's records. A payload that is not what was written is noted, and the scan goes
 /// on: its header says where the next record is. Where a header is missing, the next one is looked for as far as one record can
 /// reach, and `gaps` gets the position: whether it is damage or the end of the log is for the caller to tell.
 pub(crate) async fn walk(
@@ -120,13 +135,16 @@ pub(crate) async fn walk(
     stretch: &Stretch,
     met: &mut Vec<Met>,
     gaps: &mut Vec<Position>,
-) -> Result<u32> {
+) -> Result<Walked> {
     let end = division.start(stretch.segment) + division.segment_bytes;
     let mut offset = division.offset(stretch.segment, stretch.block);
     let mut ahead = Ahead { device, next: offset, end, parts: VecDeque::new() };
     let mut at = stretch.first;
+    let mut torn = None;
     while at.sequence < stretch.sequence_end && offset < end {
         let Some((stamp, body, found)) = next_header(&mut ahead, stretch, at, offset, end).await? else {
+            let left = Body::was_to_be(&start_of(device, offset).await?, &stretch.id, at);
+            torn = left.then_some(offset);
             break;
         };
         if stamp.at != at {
@@ -152,7 +170,7 @@ pub(crate) async fn walk(
         at.sequence += 1;
         offset = next;
     }
-    Ok(at.sequence)
+    Ok(Walked { sequence: at.sequence, torn })
 }
 
 /// The record `at`, or a later one of the segment that lies no further away than a record is long.
@@ -187,6 +205,15 @@ async fn header(ahead: &mut Ahead<'_>, offset: u64, end: u64) -> Result<Option<(
         return Ok(None);
     }
     Ok(Body::decode(&ahead.bytes(offset, bytes).await?.concat()))
+}
+
+/// The first block of a record. What was read ahead is gone: the search for the next header went on behind it.
+async fn start_of(device: &Device, offset: u64) -> Result<Arc<Buffer>> {
+    let block = Arc::new(Buffer::new(BLOCK));
+    // SAFETY: the operation keeps the buffer, which is read only after it.
+    let memory = unsafe { block.slice() };
+    device.perform(Op::read(offset, memory, Arc::clone(&block))).await?;
+    Ok(block)
 }
 
 async fn verified(ahead: &mut Ahead<'_>, payload: u64, first: u32, runs: &[Run]) -> Result<bool> {

@@ -1,6 +1,7 @@
 //! The segments of a device: which are free, what lives in them, and who still reads.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
 
 use gd2fs_device::BLOCK;
 
@@ -51,8 +52,6 @@ pub(crate) struct Live {
     pub version: u64,
     pub place: Place,
     pub header_blocks: u32,
-    /// How often reclaim has failed to read it.
-    pub unread: u32,
 }
 
 impl Live {
@@ -81,6 +80,14 @@ pub(crate) struct Segment {
     pub live_blocks: u32,
     pub used_blocks: u32,
     pub readers: u32,
+    /// Reclaim could not read something in it, and leaves it alone until then.
+    put_off: Option<Instant>,
+}
+
+impl Segment {
+    fn is_put_off(&self, now: Instant) -> bool {
+        self.put_off.is_some_and(|until| now < until)
+    }
 }
 
 #[derive(Debug)]
@@ -99,6 +106,7 @@ impl Segments {
             live_blocks: 0,
             used_blocks: 0,
             readers: 0,
+            put_off: None,
         };
         let all = (0..division.segments).map(empty).collect();
         Segments { division, all, free: (0..division.segments).collect() }
@@ -119,6 +127,7 @@ impl Segments {
         opened.phase = Phase::Open;
         opened.generation = generation;
         opened.used_blocks = SEGMENT_HEADER_BLOCKS;
+        opened.put_off = None;
         Some(segment)
     }
 
@@ -196,13 +205,15 @@ impl Segments {
         }
     }
 
-    /// How often a live record could not be read, this time included; 0 if it does not live any more.
-    pub fn unread(&mut self, place: &Place) -> u32 {
-        let live = self.of(place).and_then(|(_, segment)| segment.live.get_mut(&place.offset));
-        live.map_or(0, |live| {
-            live.unread += 1;
-            live.unread
-        })
+    /// Something in the place's segment could not be read: it is no victim until then. The segment, unless it is put off already.
+    pub fn put_off(&mut self, place: &Place, until: Instant) -> Option<u32> {
+        let (index, segment) = self.of(place)?;
+        let before = segment.put_off.replace(until);
+        before.is_none_or(|before| before <= Instant::now()).then_some(index)
+    }
+
+    pub fn is_put_off(&mut self, place: &Place) -> bool {
+        self.of(place).is_some_and(|(_, segment)| segment.is_put_off(Instant::now()))
     }
 
     fn make_free(&mut self, segment: u32) {
@@ -253,9 +264,13 @@ impl Segments {
         count
     }
 
-    /// The full segment with the least that lives, if it has at most `blocks_max` of it, and at least something.
+    /// The full segment with the least that lives, if it has at most `blocks_max` of it, and at least something. Not one that
+    /// is put off.
     pub fn victim(&self, blocks_max: u32) -> Option<Vec<Live>> {
-        let full = self.all.iter().filter(|segment| segment.phase == Phase::Full && !segment.live.is_empty());
+        let now = Instant::now();
+        let full = self.all.iter().filter(|segment| {
+            segment.phase == Phase::Full && !segment.live.is_empty() && !segment.is_put_off(now)
+        });
         let least = full.min_by_key(|segment| segment.live_blocks)?;
         (least.live_blocks <= blocks_max).then(|| least.live.values().copied().collect())
     }

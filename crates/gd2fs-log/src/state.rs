@@ -10,6 +10,7 @@ use crate::error::{LogError, Result};
 use crate::position::{Mark, Position};
 use crate::record::{Known, SEGMENT_HEADER_BLOCKS, SegmentHeader, SegmentId};
 use crate::segment::{Live, Segments};
+use crate::witness::Witness;
 
 /// Records in flight at once; what is appended beyond waits. It keeps the device's queue (64 calls) full several times over,
 /// and bounds how much has to be written again when a write fails.
@@ -58,6 +59,10 @@ pub(crate) struct Flight {
     /// What is complete once this and all before it are. None for a segment's header: alone it completes nothing, so that a
     /// segment that never gets a record can be taken back.
     pub end: Option<Mark>,
+    /// Whether it says anything beyond what all headers do.
+    pub says: bool,
+    /// What its header calls durable.
+    pub called: Position,
     pub settled: Option<Result<(), String>>,
     pub told: Option<Told>,
     /// None for a segment's header, for which nobody waits.
@@ -99,6 +104,8 @@ pub(crate) struct Open {
 pub(crate) struct Ask {
     pub class: Class,
     pub blocks: u32,
+    /// Whether it says anything beyond what all headers do.
+    pub says: bool,
     /// The record of a snapshot that is void if a note that was begun later says so.
     pub snapshot: Option<(Key, u64)>,
     /// Number of the append's beginning, see [`State::begin`].
@@ -116,9 +123,12 @@ pub(crate) struct State {
     pub order_next: u64,
     /// Order of the last write of which the owner was, or is just being, told.
     pub told_order: u64,
+    /// Order of the last complete write: what comes before it is written, and the owner knows of it.
+    pub completed_order: u64,
     pub completed: Mark,
     pub durable_order: u64,
     pub durable: Position,
+    pub witness: Witness,
     pub floor: Position,
     /// A write has failed: nothing is admitted until all that is in flight has ended.
     pub breaking: bool,
@@ -155,9 +165,11 @@ impl State {
             in_flight: VecDeque::new(),
             order_next: 1,
             told_order: 0,
+            completed_order: 0,
             completed: Mark::default(),
             durable_order: 0,
             durable: Position::default(),
+            witness: Witness::default(),
             floor: Position::default(),
             breaking: false,
             draining: false,
@@ -264,7 +276,7 @@ impl State {
         let header = SegmentHeader { id, generation, previous: self.tail, known: self.known() };
         self.open = Some(Open { segment, id, block: SEGMENT_HEADER_BLOCKS });
         self.tail = Position { generation, sequence: 0 };
-        let order = self.push(None, None);
+        let order = self.push(None, false, None);
         Some((order, offset, header))
     }
 
@@ -283,19 +295,31 @@ impl State {
             self.version_max = self.version_max.max(version);
         }
         let (waiter, outcome) = oneshot::channel();
-        let order = self.push(Some(Mark { at: self.tail, offset: offset + bytes }), Some(waiter));
+        let end = Mark { at: self.tail, offset: offset + bytes };
+        let order = self.push(Some(end), ask.says, Some(waiter));
         Slot { order, at, segment: id, offset, known: self.known(), opened, outcome }
     }
 
-    fn push(&mut self, end: Option<Mark>, waiter: Option<oneshot::Sender<Outcome>>) -> u64 {
+    fn push(&mut self, end: Option<Mark>, says: bool, waiter: Option<oneshot::Sender<Outcome>>) -> u64 {
+        let called = self.durable;
         let order = self.order_next;
         self.order_next += 1;
-        self.in_flight.push_back(Flight { order, end, settled: None, told: None, waiter });
+        self.in_flight.push_back(Flight { order, end, says, called, settled: None, told: None, waiter });
         order
     }
 
     fn known(&self) -> Known {
         Known { durable: self.durable, floor: self.floor }
+    }
+
+    /// A write, and everything before it, is complete, and the owner knows of it.
+    pub fn complete(&mut self, flight: &Flight) {
+        self.completed_order = flight.order;
+        self.completed = flight.end.unwrap_or(self.completed);
+        if flight.says {
+            self.witness.said = self.completed.at;
+        }
+        self.witness.called = self.witness.called.max(flight.called);
     }
 
     pub fn flight(&mut self, order: u64) -> Option<&mut Flight> {

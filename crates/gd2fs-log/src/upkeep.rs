@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gd2fs_device::{BLOCK, Buffer, Op};
 use tokio::task::JoinSet;
@@ -33,10 +33,11 @@ const STALLS_MAX: u32 = 3;
 /// should gain so much, and a checkpoint follows it; large records can leave so much unused at the ends of segments that
 /// nothing is gained. What a device can gain is finite, and so is what is moved for it.
 const STEPS_MAX: u32 = 32;
-/// A record that could not be read so often, a pause apart, is damaged; before that the disk may be away for a while.
-const READS_MAX: u32 = 8;
+/// A segment in which something cannot be read, by a device that can be read elsewhere, is left alone for so long: a read of a broken
+/// spot costs a disk seconds. It stays what it is, and costs the log its room; what can be read of it is served.
+const PUT_OFF: Duration = Duration::from_secs(60);
 /// After a failure, so that a full or broken disk is not asked without a pause. Whoever needs room meanwhile learns the reason.
-const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(1);
+pub(crate) const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 impl Inner {
     /// Runs until the log is closed.
@@ -125,7 +126,11 @@ impl Inner {
         let mut moved = Ok(false);
         for record in records {
             let busy = {
-                let state = self.state.lock();
+                let mut state = self.state.lock();
+                if state.segments.is_put_off(&record.place) {
+                    // It does not come free: what is moved out of it gains nothing.
+                    break;
+                }
                 state.in_flight.len() > BUSY_IN_FLIGHT && state.segments.free_count() > RESERVED
             };
             if busy {
@@ -156,11 +161,8 @@ impl Inner {
         let memory = unsafe { buffer.slice() };
         let keep = (Arc::clone(&buffer), reader);
         let read = self.device.perform(Op::read(live.place.offset - header_bytes as u64, memory, keep)).await;
-        let readable = read.is_ok();
-        if let Err(error) = read
-            && (1..READS_MAX).contains(&self.state.lock().segments.unread(&live.place))
-        {
-            return Err(error.into());
+        if let Err(error) = read {
+            return self.unreadable(&live, error.into()).await;
         }
         let (header, payload) = buffer.split_at(header_bytes);
         let body = Body::decode(header).map(|(_, body)| body).filter(|body| match body {
@@ -169,7 +171,7 @@ impl Inner {
             }
             Body::Notes(_) => false,
         });
-        let Some(body) = body.filter(|_| readable) else {
+        let Some(body) = body else {
             tracing::error!(
                 "{}: {:?} does not hold what was written",
                 self.device.path().display(),
@@ -194,10 +196,31 @@ impl Inner {
         }
     }
 
+    /// A record could not be read. That is no damage, however often it happens: only what was read can be that. If nothing
+    /// can be read the disk is away, and upkeep has failed until it is back. Otherwise the segment is put off, and another is next.
+    async fn unreadable(&self, live: &Live, error: LogError) -> Result<bool> {
+        let block = Arc::new(Buffer::new(BLOCK));
+        // SAFETY: the operation keeps the buffer, and nobody looks at it.
+        let memory = unsafe { block.slice() };
+        if self.device.perform(Op::read(0, memory, block)).await.is_err() {
+            return Err(error);
+        }
+        let put_off = self.state.lock().segments.put_off(&live.place, Instant::now() + PUT_OFF);
+        if let Some(segment) = put_off {
+            tracing::warn!(
+                "{}: segment {segment} cannot be emptied, since something in it cannot be read: {error}",
+                self.device.path().display()
+            );
+        }
+        Ok(true)
+    }
+
     /// Writes a checkpoint and frees the segments that nothing needs once it is durable. Gives their number.
     pub async fn checkpoint(self: &Arc<Self>) -> Result<u32> {
         let _upkeep = self.upkeep.lock().await;
         let Some(owner) = self.owner() else { return Err(LogError::Closed) };
+        // An owner that knows that all is written, and ends therefore, is not to find the last record behind the position.
+        self.caught_up().await;
         // The position first, the entries after it: what is missing in them was gone, or comes behind the position.
         let (position, bytes, records) = {
             let state = self.state.lock();
@@ -222,7 +245,7 @@ impl Inner {
             let state = self.state.lock();
             (state.completed.at, state.version_max)
         };
-        self.sync_told().await?;
+        self.sync().await?;
         let named = std::mem::take(&mut writer.named);
         let foot = Foot { position, durable, version_max };
         let path = self.checkpoint_path.clone();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use gd2fs_log::{Key, LogError, Note, Place as LogPlace, Snapshot, cover};
+use gd2fs_log::{LogError, Note, Place as LogPlace, Snapshot, cover};
 use gd2fs_transport::Slice;
 use gd2fs_wire::{Code, Failure};
 
@@ -27,7 +27,10 @@ const FORGETS_AT_ONCE: usize = 64;
 /// Changes that must be durable before they are answered.
 #[derive(Default)]
 pub(crate) struct Owed {
-    notes: Vec<Note>,
+    /// The column's state.
+    state: Option<Note>,
+    /// Chunks that are gone, each with the version up to which the logs must forget it.
+    gone: BTreeMap<u64, u64>,
     /// Chunks, each with the change that a snapshot must hold.
     kept: BTreeMap<u64, u64>,
     /// Chunks whose record has moved to another log, each with the version up to which the logs must forget it: else the former
@@ -37,7 +40,7 @@ pub(crate) struct Owed {
 
 impl Owed {
     fn is_empty(&self) -> bool {
-        self.notes.is_empty() && self.kept.is_empty() && self.former.is_empty()
+        self.state.is_none() && self.gone.is_empty() && self.kept.is_empty() && self.former.is_empty()
     }
 
     /// Another log has a newer record of the chunk than this version.
@@ -52,12 +55,12 @@ impl Owed {
 
     /// Whether the column's state is another than the log has it.
     pub fn names_state(&self) -> bool {
-        self.notes.iter().any(|note| matches!(note, Note::Column { .. }))
+        self.state.is_some()
     }
 
     /// Whether the log may bring former bytes of a chunk back.
-    pub fn forgets(&self, key: &Key) -> bool {
-        self.notes.iter().any(|note| matches!(note, Note::Forget { key: gone, .. } if gone == key))
+    pub fn forgets(&self, index: u64) -> bool {
+        self.gone.contains_key(&index)
     }
 }
 
@@ -88,77 +91,100 @@ impl Column {
         state.version = self.shared.next_version();
         if state.logged {
             let (file, column) = self.name();
-            state.owed.notes.retain(|note| !matches!(note, Note::Column { .. }));
             let note = Note::Column { file, column, version: state.version, state: self.log_state(state) };
-            state.owed.notes.push(note);
+            state.owed.state = Some(note);
         }
     }
 
     /// A chunk that the log has is gone.
     pub(crate) fn owe_forget(&self, state: &mut State, index: u64) {
-        let (key, version) = (self.key(index), self.shared.next_version());
         state.owed.kept.remove(&index);
         state.owed.former.remove(&index);
-        state.owed.notes.retain(|note| !matches!(note, Note::Forget { key: gone, .. } if *gone == key));
-        state.owed.notes.push(Note::Forget { key, version });
+        state.owed.gone.insert(index, self.shared.next_version());
     }
 
-    /// Returns when everything that is owed is durable. Whoever fails leaves it owed: the next one tries again.
+    /// Returns when everything that is owed is durable. Whoever fails leaves it owed, but for what has become durable: the next
+    /// one goes on.
     pub(crate) async fn settle(self: &Arc<Self>) -> Result<(), Failure> {
-        let (notes, kept, begun) = {
+        let kept = {
             let state = self.state.lock();
             if state.owed.is_empty() {
                 return Ok(());
             }
-            let notes = state.owed.notes.clone();
-            // Begun under the lock: no snapshot that one of them forbids begins after it.
-            let begun: Vec<_> = notes.iter().flat_map(|note| self.shared.note(*note)).collect();
-            (notes, state.owed.kept.clone(), begun)
+            state.owed.kept.clone()
         };
         for index in kept.keys() {
             self.hurry(*index);
         }
-        for note in begun {
-            note.await.map_err(|error| failure_of(&error))?;
-        }
+        // Before the state: a grant that is durable is not opened again, and what it has dropped must not come back under it.
+        self.forget(|owed| &mut owed.gone).await?;
+        self.settle_state().await?;
         for (index, change) in &kept {
             self.kept(*index, *change).await?;
         }
         {
             let owed = &mut self.state.lock().owed;
-            owed.notes.retain(|note| !notes.contains(note));
             owed.kept.retain(|index, change| kept.get(index).is_none_or(|kept| kept < change));
         }
         self.settle_former().await
     }
 
+    async fn settle_state(&self) -> Result<(), Failure> {
+        let Some(note) = self.state.lock().owed.state else { return Ok(()) };
+        self.noted([note]).await?;
+        let owed = &mut self.state.lock().owed;
+        owed.state = owed.state.filter(|newer| *newer != note);
+        Ok(())
+    }
+
     /// Has the logs forget former records of chunks that have moved from one log to another.
-    async fn settle_former(self: &Arc<Self>) -> Result<(), Failure> {
-        let former: Vec<(u64, u64)> = {
-            let state = self.state.lock();
-            state.owed.former.iter().map(|(index, version)| (*index, *version)).collect()
-        };
-        if former.is_empty() {
+    async fn settle_former(&self) -> Result<(), Failure> {
+        if !self.state.lock().owed.has_former() {
             return Ok(());
         }
         // The newer records first: until they are durable the former ones are what a flush has promised.
         self.shared.sync_logs().await?;
-        for group in former.chunks(FORGETS_AT_ONCE) {
-            let begun: Vec<_> = group
-                .iter()
-                .flat_map(|(index, version)| {
-                    self.shared.note(Note::Forget { key: self.key(*index), version: *version })
-                })
-                .collect();
-            for note in begun {
-                note.await.map_err(|error| failure_of(&error))?;
+        self.forget(|owed| &mut owed.former).await
+    }
+
+    /// Has the logs forget what one of the lists names by now, some at a time. Each group is owed no more once it is durable: a
+    /// column has more chunks than notes can wait. No snapshot that a note forbids begins before it: its chunk is gone, or has a
+    /// higher version.
+    async fn forget(&self, list: impl Fn(&mut Owed) -> &mut BTreeMap<u64, u64>) -> Result<(), Failure> {
+        let all: Vec<(u64, u64)> = {
+            let mut state = self.state.lock();
+            list(&mut state.owed).iter().map(|(index, version)| (*index, *version)).collect()
+        };
+        for group in all.chunks(FORGETS_AT_ONCE) {
+            let mut group = group.to_vec();
+            {
+                // Others may have settled some meanwhile.
+                let mut state = self.state.lock();
+                let owed = list(&mut state.owed);
+                group.retain(|(index, version)| owed.get(index) == Some(version));
             }
-            let owed = &mut self.state.lock().owed;
+            self.noted(
+                group
+                    .iter()
+                    .map(|(index, version)| Note::Forget { key: self.key(*index), version: *version }),
+            )
+            .await?;
+            let mut state = self.state.lock();
+            let owed = list(&mut state.owed);
             for (index, version) in group {
-                if owed.former.get(index) == Some(version) {
-                    owed.former.remove(index);
+                if owed.get(&index) == Some(&version) {
+                    owed.remove(&index);
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Returns when every log has these notes.
+    async fn noted(&self, notes: impl IntoIterator<Item = Note>) -> Result<(), Failure> {
+        let begun: Vec<_> = notes.into_iter().flat_map(|note| self.shared.note(note)).collect();
+        for note in begun {
+            note.await.map_err(|error| failure_of(&error))?;
         }
         Ok(())
     }

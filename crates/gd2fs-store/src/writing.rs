@@ -55,7 +55,7 @@ impl Column {
         let mut state = self.lock_alive()?;
         let now = self.touch();
         self.check_writable(&state, epoch, grant, offset)?;
-        if state.owed.forgets(&self.key(place.chunk)) {
+        if state.owed.forgets(place.chunk) {
             return Err(Hurdle::Owed);
         }
         let memory = self.memory();
@@ -105,7 +105,7 @@ impl Column {
                 "a newer connection of this client has taken over; this late write changes nothing",
             )));
         }
-        if state.owed.forgets(&self.key(index)) {
+        if state.owed.forgets(index) {
             return Err(Hurdle::Owed);
         }
         let (memory, length) = (self.memory(), self.length(&state));

@@ -1,6 +1,7 @@
 //! Bits that turned: what is hit is missing, never wrong, and nothing older takes its place.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use gd2fs_log::{Key, Note, Recovered};
 
@@ -121,6 +122,105 @@ fn both_headers_of_a_segment_lost_are_never_wrong() {
     }
     let recovered = reopened(&disk, &contents);
     assert!(recovered.chunks.is_empty() && recovered.damaged_records > 0, "{recovered:?}");
+}
+
+/// Two versions of a chunk, each durable, and on demand a seal of its column; nothing behind them. Then `wait`, and the end of
+/// the node without a word.
+fn killed(sealed: bool, wait: Duration) -> (Disk, BTreeMap<u64, Content>) {
+    let disk = Disk::new(8, 1 << 20, 128 << 10);
+    let contents = run(async {
+        let (log, shelf, _) = disk.shelf(disk.device(None, None)).await;
+        let contents = [1, 2].map(|version| Content::whole(key(1), version, 16 << 10));
+        for content in &contents {
+            shelf.put(&log, content).await.unwrap();
+            log.sync().await.unwrap();
+        }
+        let [_, last] = contents;
+        if sealed {
+            let note = Note::Column { file: 7, column: 0, version: 3, state: last.state() };
+            shelf.note(&log, note).await.unwrap();
+        }
+        tokio::time::sleep(wait).await;
+        BTreeMap::from([(1, last)])
+    });
+    (disk, contents)
+}
+
+/// Longer than a log leaves the end of what is durable without a witness.
+const QUIET: Duration = Duration::from_millis(200);
+
+#[test]
+fn the_newest_record_is_not_taken_for_a_torn_tail() {
+    // The newest is the second version, or the note behind it.
+    for (sealed, offset, given_up) in [
+        (false, record(1) + 4096 + 7000, false),
+        (false, record(1) + 100, true),
+        (true, record(2) + 100, true),
+        (true, record(2) + 4000, true),
+    ] {
+        let (disk, contents) = killed(sealed, QUIET);
+        disk.change(offset, 1, |byte| byte[0] ^= 1);
+        let recovered = reopened(&disk, &contents);
+        assert!(recovered.chunks.is_empty(), "byte {offset}: {recovered:?}");
+        assert_eq!((recovered.damaged_records, recovered.given_up), (1, given_up), "byte {offset}");
+    }
+}
+
+#[test]
+fn what_a_start_has_found_gets_a_witness_too() {
+    // Killed at once: no header says that the note was durable. The next life says it of all that it has found.
+    let (disk, contents) = killed(true, Duration::ZERO);
+    run(async {
+        let (log, _shelf, recovered) = disk.shelf(disk.device(None, None)).await;
+        assert_eq!(recovered.chunks.len(), 1);
+        tokio::time::sleep(QUIET).await;
+        log.close().await;
+    });
+    disk.change(record(2) + 100, 1, |byte| byte[0] ^= 1);
+    assert!(reopened(&disk, &contents).given_up);
+}
+
+#[test]
+fn an_idle_log_writes_one_witness_and_a_busy_one_none() {
+    let disk = Disk::new(8, 1 << 20, 128 << 10);
+    run(async {
+        let (log, shelf, _) = disk.shelf(disk.device(None, None)).await;
+        let content = |version| Content::whole(key(1), version, 4 << 10);
+        shelf.put(&log, &content(1)).await.unwrap();
+        log.sync().await.unwrap();
+        tokio::time::sleep(QUIET).await;
+        let stats = log.stats();
+        assert_eq!((stats.appended_bytes, stats.syncs), (3 * 4096, 2), "a block and a sync, once");
+        // Each sync has a record behind it before it has been quiet for long.
+        let begun = Instant::now();
+        let (mut version, mut longest) = (1, Duration::ZERO);
+        while begun.elapsed() < QUIET {
+            let put = Instant::now();
+            version += 1;
+            shelf.put(&log, &content(version)).await.unwrap();
+            log.sync().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            longest = longest.max(put.elapsed());
+        }
+        let witnesses = log.stats().appended_bytes / 4096 - (2 * version + 1);
+        assert!(witnesses == 0 || longest > Duration::from_millis(10), "{witnesses} of {version}");
+        log.close().await;
+    });
+    let recovered = run(async { disk.look().await.2 });
+    assert_eq!((recovered.dropped_records, recovered.given_up), (0, false));
+}
+
+#[test]
+fn a_dropped_tail_whose_header_is_unreadable_is_counted_once() {
+    let (disk, contents) = killed(true, QUIET);
+    // The witness itself: nothing speaks of it.
+    disk.change(record(2) + 4096 + 50, 1, |byte| byte[0] ^= 1);
+    let dropped = [0, 1].map(|_| {
+        let recovered = reopened(&disk, &contents);
+        assert_eq!((recovered.chunks.len(), recovered.damaged_records), (1, 0));
+        recovered.dropped_records
+    });
+    assert_eq!(dropped, [1, 0]);
 }
 
 #[test]

@@ -143,12 +143,15 @@ fn reads_that_fail_for_a_while_cost_reclaim_nothing() {
             }
         }
         let rule = faults.add(Rule::new(Effect::Error(EIO)).on(&[Kind::Read]));
-        let failed = loop {
-            if let Err(error) = churn(&log, &shelf, &mut version).await {
-                break error;
+        // Upkeep tries once a second; no number of tries makes damage of it.
+        let (begun, mut failures) = (Instant::now(), 0);
+        while failures == 0 || begun.elapsed() < Duration::from_millis(9500) {
+            if let Err(failed) = churn(&log, &shelf, &mut version).await {
+                assert!(matches!(failed, LogError::Device(_)) && faults.hits(rule) > 0, "{failed}");
+                failures += 1;
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
-        };
-        assert!(matches!(failed, LogError::Device(_)) && faults.hits(rule) > 0, "{failed}");
+        }
         faults.clear();
         let begun = Instant::now();
         while let Err(error) = churn(&log, &shelf, &mut version).await {
@@ -156,6 +159,46 @@ fn reads_that_fail_for_a_while_cost_reclaim_nothing() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         assert!(shelf.state.lock().damaged.is_empty());
+        log.close().await;
+    });
+}
+
+#[test]
+fn a_spot_that_cannot_be_read_costs_its_segment_and_nobody_waits_for_it() {
+    // Of the segments in which something stays, this one's has the least, and is the first that reclaim turns to.
+    const SPOT: Key = Key { file: 1, column: 0, chunk: 4 };
+    let disk = Disk::new(9, SEGMENT, 64 << 10);
+    run(async {
+        let faults = Faults::new(1);
+        let (log, shelf, _) = disk.shelf(disk.device(None, Some(faults.clone()))).await;
+        let (mut version, mut spot) = (0, None);
+        for chunk in 1..=12 {
+            for wanted in [key(chunk), key(1000), key(1001)] {
+                version += 1;
+                shelf.put(&log, &Content::whole(wanted, version, 28 << 10)).await.unwrap();
+            }
+            if key(chunk) == SPOT {
+                // Before there is anything to reclaim.
+                let broken = shelf.state.lock().chunks[&SPOT].clone();
+                let range = broken.place.offset..broken.place.offset + u64::from(broken.place.bytes);
+                let rule = Rule::new(Effect::Error(EIO)).on(&[Kind::Read]).within(range);
+                spot = Some((broken, faults.add(rule)));
+            }
+        }
+        let (broken, rule) = spot.expect("it was put");
+        for _ in 0..12 {
+            churn(&log, &shelf, &mut version).await.expect("there is room elsewhere");
+        }
+        assert!((1..=8).contains(&faults.hits(rule)), "asked {} times", faults.hits(rule));
+        assert!(shelf.state.lock().moved >= 8, "what lies elsewhere was moved");
+        assert!(matches!(shelf.read(&log, &broken).await, Err(LogError::Device(_))));
+        faults.clear();
+        {
+            let state = shelf.state.lock();
+            assert!(state.damaged.is_empty() && state.chunks[&SPOT].place == broken.place);
+        }
+        let payload = shelf.read(&log, &broken).await.expect("nobody took it for damage");
+        assert!(Content::whole(SPOT, broken.version, 28 << 10).matches(&broken, &payload));
         log.close().await;
     });
 }

@@ -1,3 +1,4 @@
+use super::tiers::{Disk, MIB, PATIENCE, get, put, run};
 use super::*;
 
 #[test]
@@ -117,4 +118,34 @@ fn a_grant_writes_each_byte_once() {
     let column = bench.open(4);
     write(&column, 4, 0, &pattern(50_000, 2)).unwrap();
     assert_eq!(read(&column, 0, 70_000).unwrap(), pattern(50_000, 2));
+}
+
+#[test]
+fn a_takeover_drops_more_chunks_than_notes_can_wait() {
+    const SMALL: u32 = 32 << 10;
+    const CHUNKS: u64 = 5000;
+    let small = |grant| Capability { stripe_unit: SMALL, ..capability(grant, 1, 1) };
+    let at = |index| index * u64::from(SMALL);
+    run(async {
+        let mut disk = Disk::new(256 * MIB, 256 << 20);
+        let store = disk.open().await;
+        let file = store.open(&small(1), 0).await.unwrap().0;
+        for index in 0..CHUNKS {
+            put(&file, 1, at(index), &pattern(1000, 1)).await.unwrap();
+        }
+        file.flush().await.unwrap();
+        let (_, opened) = store.open(&small(2), 0).await.unwrap();
+        assert_eq!((opened.length, opened.grant), (0, 2));
+        put(&file, 2, at(7), &pattern(1000, 2)).await.unwrap();
+        file.flush().await.unwrap();
+        store.close(PATIENCE).await.unwrap();
+        drop((file, store));
+        let store = disk.open().await;
+        let (file, opened) = store.open(&small(2), 0).await.unwrap();
+        assert_eq!(opened.length, at(7) + 1000);
+        for index in (0..CHUNKS).step_by(37) {
+            assert!(get(&file, at(index), 1000).await.is_err() || index == 7, "chunk {index} came back");
+        }
+        assert!(get(&file, at(7), 1000).await.unwrap() == pattern(1000, 2));
+    });
 }
