@@ -219,6 +219,8 @@ impl Inner {
     pub async fn checkpoint(self: &Arc<Self>) -> Result<u32> {
         let _upkeep = self.upkeep.lock().await;
         let Some(owner) = self.owner() else { return Err(LogError::Closed) };
+        // An owner that knows that all is written, and ends therefore, is not to find the last record behind the position.
+        self.caught_up().await;
         // The position first, the entries after it: what is missing in them was gone, or comes behind the position.
         let (position, bytes, records) = {
             let state = self.state.lock();

@@ -1,8 +1,12 @@
 //! An owner that is ahead of its log: it has made changes, and their notes and releases come later.
 
-use gd2fs_log::{ColumnState, Key, LogError, Note};
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::shelf::Content;
+use gd2fs_log::{ColumnState, Entries, Key, LogError, Note, Owner, Place};
+use tokio::sync::mpsc;
+
+use crate::shelf::{Content, Shelf};
 use crate::{Disk, run};
 
 fn key(chunk: u64) -> Key {
@@ -64,5 +68,57 @@ fn what_a_checkpoint_does_not_name_is_not_moved_behind_it() {
         assert!(recovered.from_checkpoint && recovered.scanned_records > 10, "{recovered:?}");
         assert!(recovered.chunks.iter().all(|entry| entry.key != key(1)), "its end was acknowledged");
         log.close().await;
+    });
+}
+
+/// A shelf that says what it was told before it returns, and takes its time with that.
+struct Slow {
+    shelf: Arc<Shelf>,
+    told: mpsc::UnboundedSender<Key>,
+}
+
+impl Owner for Slow {
+    fn appended(&self, key: Key, version: u64, place: Place) -> bool {
+        let wanted = self.shelf.appended(key, version, place);
+        self.told.send(key).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        wanted
+    }
+
+    fn moved(&self, key: Key, version: u64, from: Place, to: Place) -> bool {
+        self.shelf.moved(key, version, from, to)
+    }
+
+    fn damaged(&self, key: Key, version: u64, place: Place) {
+        self.shelf.damaged(key, version, place);
+    }
+
+    fn live(&self, entries: &mut dyn Entries) {
+        self.shelf.live(entries)
+    }
+}
+
+#[test]
+fn a_checkpoint_lies_behind_whatever_the_owner_was_told() {
+    let disk = Disk::new(8, 256 << 10, 64 << 10);
+    run(async {
+        let (log, recovered) = disk.open(disk.device(None, None)).await;
+        let log = Arc::new(log);
+        let shelf = Shelf::new(&log, &recovered);
+        let (told, mut heard) = mpsc::unbounded_channel();
+        let owner = Arc::new(Slow { shelf: Arc::clone(&shelf), told });
+        log.start(Arc::downgrade(&owner) as _);
+        let content = Content::whole(key(1), 1, 16 << 10);
+        let put = shelf.put(&log, &content);
+        let end = async {
+            assert_eq!(heard.recv().await, Some(key(1)));
+            log.checkpoint().await.unwrap();
+        };
+        tokio::join!(async { put.await.unwrap() }, end);
+        log.close().await;
+        drop((log, shelf, owner));
+        let (_, _, recovered) = disk.look().await;
+        // What the checkpoint writes behind itself is the only record that is not in it.
+        assert_eq!((recovered.chunks.len(), recovered.scanned_records), (1, 1), "{recovered:?}");
     });
 }
