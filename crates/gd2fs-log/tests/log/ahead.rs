@@ -116,6 +116,7 @@ fn a_checkpoint_lies_behind_whatever_the_owner_was_told() {
         };
         tokio::join!(async { put.await.unwrap() }, end);
         log.close().await;
+        drop((log, shelf, owner));
         let (_, _, recovered) = disk.look().await;
         // What the checkpoint writes behind itself is the only record that is not in it.
         assert_eq!((recovered.chunks.len(), recovered.scanned_records), (1, 1), "{recovered:?}");
