@@ -156,6 +156,7 @@ impl Inner {
         let memory = unsafe { buffer.slice() };
         let keep = (Arc::clone(&buffer), reader);
         let read = self.device.perform(Op::read(live.place.offset - header_bytes as u64, memory, keep)).await;
+        let read = read.inspect_err(|error| self.read_failed(error));
         let readable = read.is_ok();
         if let Err(error) = read
             && (1..READS_MAX).contains(&self.state.lock().segments.unread(&live.place))
