@@ -203,9 +203,7 @@ def warm(path: RemotePath, control: ControlOption = None, as_json: JsonFlag = Fa
     else:
         typer.echo(f"{path}: {warmth.dram} bytes in memory, {warmth.nvme} on NVMe, {warmth.missing} missing")
         if warmth.unreadable:
-            typer.echo(
-                f"{warmth.unreadable} bytes of those on NVMe could not be read: a disk fails", err=True
-            )
+            typer.echo(f"{warmth.unreadable} bytes on NVMe could not be read: a disk fails", err=True)
 
 
 def flush(path: RemotePath, control: ControlOption = None, as_json: JsonFlag = False) -> None:

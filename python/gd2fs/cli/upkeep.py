@@ -216,8 +216,8 @@ def _faults(corrupt: int, unreadable: int, silent: list[str]) -> list[str]:
         )
     if unreadable:
         faults.append(
-            f"{unreadable} chunk(s) could not be read and were left as they are: the nodes' logs name the disk;"
-            " scrub again when it works"
+            f"{unreadable} chunk(s) could not be read and were left as they are: the nodes' logs name the"
+            " disk; scrub again when it works"
         )
     if silent:
         faults.append(_not_asked(silent))

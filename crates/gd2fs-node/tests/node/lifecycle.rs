@@ -52,7 +52,7 @@ fn stop_drains() {
         assert!(!bench.node.wait(Duration::ZERO), "a request still runs");
         busy.stream.write_all(&all[all.len() - 1..]).unwrap();
         assert_eq!(busy.answer().code(), Code::Ok, "what had begun is finished");
-        stopping.join().unwrap();
+        stopping.join().unwrap().unwrap();
     });
     assert!(bench.node.wait(Duration::ZERO));
     assert!(busy.is_closed() && idle.is_closed());

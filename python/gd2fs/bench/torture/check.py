@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 #: Bytes that do not exist, and the node says so.
 MISSING = (errors.Lost, errors.Corrupt)
-#: Nothing about the bytes: asked again while something is still coming back. Internal: a disk has failed the read.
+#: Nothing about the bytes: asked again while something is still coming back. Internal: a disk has failed a
+#: read.
 PASSING = (
     errors.Disconnected,
     errors.Unavailable,
