@@ -133,7 +133,7 @@ class Client:
         Raises Unsupported where a node keeps nothing beyond its memory; Lost, once, where a node was started
         anew after it had acknowledged writes that no flush covers."""
 
-    def warm(self, file: File, start: int, end: int, timeout_ms: int) -> tuple[int, int, int]:
+    def warm(self, file: File, start: int, end: int, timeout_ms: int) -> tuple[int, int, int, int]:
         """Has the nodes lift bytes [start, end) into memory, without waiting for it: how many bytes were in
         memory, on NVMe and nowhere when they were asked. Blocks. Raises BadRequest for an empty range."""
 
@@ -222,7 +222,10 @@ class Node:
 
     def stop(self, grace_ms: int) -> None:
         """Accepts nothing more, refuses new requests as SHUTTING_DOWN and lets running ones finish within
-        ``grace_ms``. Its memory and its data directory are free when this returns. Blocks. Idempotent."""
+        ``grace_ms``. Its memory and its data directory are free when this returns. Blocks. Idempotent.
+
+        Raises, once it has stopped all the same, Internal, Timeout or NoSpace naming each log that did not
+        get everything, with the bytes that are lost and the reason."""
 
     def wait(self, timeout_ms: int) -> bool:
         """Whether the node has ended, after waiting for it at most ``timeout_ms``."""

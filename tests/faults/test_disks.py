@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,11 @@ def places(stored: Path, sample: bytes) -> list[int]:
     while (at := held.find(sample, at + 1)) >= 0:
         found.append(at)
     return found
+
+
+def said_by(cluster: Cluster) -> str:
+    """The node's standard error, of all its lives."""
+    return (cluster.directory / f"{NODE}.log").read_text()
 
 
 @pytest.mark.parametrize("when", ["while the node is away", "while it runs"])
@@ -211,3 +217,51 @@ def test_a_disk_that_fails_to_sync(start: Start) -> None:
     more = written(client, "/more", UNIT)
     client.flush("/more")
     assert holds(client, "/more", more, 0, UNIT)
+
+
+def test_a_disk_that_cannot_be_read_for_a_while_costs_nothing(start: Start) -> None:
+    cluster, connect = start()
+    client = connect()
+    file = written(client, "/kept", 8 * UNIT)
+    client.flush("/kept")
+    assert cluster.stop_node(NODE)
+    cluster.start_node(NODE)
+    client = connect()
+    (disk,) = cluster.nodes[NODE].disks
+    disk.rule("error", on=["read"], code=errno.EIO)
+    for _ in range(3):
+        with pytest.raises(errors.Internal, match="Input/output error"):
+            client.read_into("/kept", 0, np.zeros(UNIT, np.uint8))
+    begun = time.monotonic()
+    while client.warm("/kept", [(0, 8 * UNIT)]).unreadable < 8 * UNIT:
+        assert time.monotonic() - begun < 10, "warm does not say that it gets nowhere"
+        time.sleep(0.05)
+    metrics = cluster.metrics(NODE)
+    assert metrics["gd2fs_node_log_read_errors_total"] >= 11
+    assert metrics["gd2fs_node_checksum_failures_total"] == metrics["gd2fs_node_corrupt_total"] == 0
+    told = [line for line in said_by(cluster).splitlines() if "Input/output error" in line]
+    assert 1 <= len(told) <= 3 and all(str(disk.path) in line for line in told), told
+    disk.clear()
+    assert holds(client, "/kept", file, 0, 8 * UNIT)
+
+
+def test_a_stop_says_what_a_disk_did_not_take(start: Start) -> None:
+    """Patience first; then the bytes, the log and the reason, and an exit code that is not 0."""
+    cluster, connect = start(environment={"GD2FS_NODE_FLUSH_S": "3", "GD2FS_NODE_FLUSH_DELAY_MS": "60000"})
+    client = connect()
+    file = written(client, "/waits", 4 * UNIT)
+    (disk,) = cluster.nodes[NODE].disks
+    disk.rule("error", on=["write", "durable_write"], code=errno.EIO)
+    clearing = threading.Timer(0.7, disk.clear)
+    clearing.start()
+    assert cluster.stop_node(NODE), "it waits for a disk that fails for a while"
+    clearing.join()
+    cluster.start_node(NODE)
+    client = connect()
+    assert holds(client, "/waits", file, 0, 4 * UNIT)
+    written(client, "/lost", 4 * UNIT)
+    disk.rule("error", on=["write", "durable_write"], code=errno.EIO)
+    assert not cluster.stop_node(NODE)
+    said = said_by(cluster)
+    assert f"{4 * UNIT} bytes did not reach this log and are lost" in said and "Input/output error" in said
+    disk.clear()

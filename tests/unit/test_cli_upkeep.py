@@ -216,6 +216,17 @@ def test_scrub_starts_and_waits(run: Any) -> None:
     assert [method for method, _, _ in client.asked] == ["POST", "GET", "GET"]
 
 
+def test_a_scrub_that_could_not_read_says_that_nothing_is_lost(run: Any) -> None:
+    done = {**RAN, "running": False, "corrupt_chunks": 0, "unreadable_chunks": 6}
+    code, out, err, _ = run(lambda *_: done, "scrub", "--wait", "--json", "--node", "n1")
+    facts = json.loads(out)
+    assert (code, facts["corrupt_chunks"], facts["unreadable_chunks"]) == (1, 0, 6)
+    assert "6 chunk(s) could not be read and were left as they are" in err
+    assert "corrupt" not in err and "lost" not in err and "dropped" not in err
+    code, _, err, _ = run(lambda *_: {**done, "corrupt_chunks": 2}, "scrub", "--wait", "--node", "n1")
+    assert code == 1 and "2 chunk(s) were corrupt" in err and "6 chunk(s) could not be read" in err
+
+
 def test_scrub_without_waiting_says_how_far_it_is(run: Any) -> None:
     code, out, err, _ = run(lambda *_: {**RAN, "running": True, "corrupt_chunks": 0}, "scrub")
     assert code == 0 and "running" in out and "n2" in err

@@ -12,9 +12,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from gd2fs import errors
 from gd2fs.config import Loaded, load
 from gd2fs.config.serving import alone_in
-from gd2fs.node.agent import EXIT_REGISTRATION_LOST, Agent, incarnation_floor
+from gd2fs.node.agent import EXIT_NOT_KEPT, EXIT_REGISTRATION_LOST, Agent, incarnation_floor
 from gd2fs.node.link import ControlLink, RegistrationRefused
 from gd2fs.node.observe import create_app, prometheus_text
 from gd2fs.signing import Keys, Token
@@ -37,6 +38,7 @@ class FakeNative:
         self.reports: list[list[dict[str, Any]]] = []
         self.reported_up_to = 0
         self.heard: list[float] = []
+        self.lost: errors.Gd2fsError | None = None
 
     def report(self, limit: int) -> str:
         items = self.reports[0] if self.reports else []
@@ -58,6 +60,8 @@ class FakeNative:
 
     def stop(self, grace_ms: int) -> None:
         self.stopped.append(grace_ms)
+        if self.lost:
+            raise self.lost
 
 
 class World:
@@ -144,6 +148,21 @@ def test_register_start_report_and_leave(tmp_path: Path) -> None:
     assert world.requests[-1][:2] == ("DELETE", "/v1/nodes/n1")
     assert world.queries[-1] == "incarnation=6", "only itself"
     assert native.stopped == [5000]
+
+
+def test_what_did_not_reach_the_logs_is_told_by_message_and_exit_code(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path, well)
+
+    def until(world: World) -> bool:
+        if world.natives:
+            world.natives[0].lost = errors.Internal("/logs/a: 4096 bytes did not reach this log and are lost")
+        return world.count("/heartbeat") >= 2
+
+    assert world.run(until) == EXIT_NOT_KEPT != 0
+    assert world.natives[0].stopped == [5000] and world.requests[-1][0] == "DELETE"
+    assert "/logs/a: 4096 bytes did not reach this log and are lost" in caplog.text
 
 
 def _item(number: int) -> dict[str, Any]:

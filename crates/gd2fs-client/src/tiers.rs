@@ -44,7 +44,7 @@ impl Client {
         let asking = self.asking(file, Some(Span { start, end }), timeout)?;
         self.start(async move {
             let mut total = Warmth::default();
-            for Warmth { dram, nvme, missing } in asking.every_column(Asking::warm).await? {
+            for Warmth { dram, nvme, missing, unreadable } in asking.every_column(Asking::warm).await? {
                 let sum = |a: u64, b: u64| {
                     a.checked_add(b).ok_or_else(|| bad_reply("more bytes than a file has".into()))
                 };
@@ -52,6 +52,7 @@ impl Client {
                     dram: sum(total.dram, dram)?,
                     nvme: sum(total.nvme, nvme)?,
                     missing: sum(total.missing, missing)?,
+                    unreadable: sum(total.unreadable, unreadable)?,
                 };
             }
             Ok(total)

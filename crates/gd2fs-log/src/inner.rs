@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gd2fs_device::{BLOCK, Device};
 use parking_lot::Mutex;
@@ -17,6 +17,9 @@ use crate::notes::Waiting;
 use crate::owner::Owner;
 use crate::position::Place;
 use crate::state::State;
+
+/// A disk that cannot be read fails every read: one line in this time says so, and how many there were.
+const READ_ERRORS_TOLD_EVERY: Duration = Duration::from_secs(10);
 
 pub(crate) struct Inner {
     pub device: Arc<Device>,
@@ -45,6 +48,8 @@ pub(crate) struct Inner {
     pub upkeep: tokio::sync::Mutex<()>,
     pub notes: Mutex<Waiting>,
     pub counters: Counters,
+    /// When a read that failed was last told of.
+    pub read_error_told: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
@@ -55,6 +60,7 @@ pub(crate) struct Counters {
     pub syncs: AtomicU64,
     pub sync_us: AtomicU64,
     pub sync_us_max: AtomicU64,
+    pub read_errors: AtomicU64,
 }
 
 impl Counters {
@@ -77,6 +83,21 @@ impl Inner {
             state.exhausted = false;
             drop(state);
             self.work.notify_one();
+        }
+    }
+
+    /// Counts a read that the device has failed, and says so now and then.
+    pub fn read_failed(&self, error: &gd2fs_device::Error) {
+        if error.is_retryable() {
+            // Nothing was asked of the device.
+            return;
+        }
+        let count = self.counters.read_errors.fetch_add(1, Relaxed) + 1;
+        let mut told = self.read_error_told.lock();
+        if told.is_none_or(|told| told.elapsed() >= READ_ERRORS_TOLD_EVERY) {
+            *told = Some(Instant::now());
+            drop(told);
+            tracing::warn!("{error} (reads of this log that its device has failed so far: {count})");
         }
     }
 

@@ -98,6 +98,8 @@ pub struct Stats {
     pub sync_us: u64,
     /// The longest sync.
     pub sync_us_max: u64,
+    /// Reads that the device has failed.
+    pub read_errors: u64,
 }
 
 /// A log on one device. All methods may be called from any thread; futures may be dropped: what they had begun goes on.
@@ -150,6 +152,7 @@ impl Log {
             upkeep: tokio::sync::Mutex::new(()),
             notes: Mutex::default(),
             counters: Default::default(),
+            read_error_told: Default::default(),
         };
         Ok((Log { inner: Arc::new(inner), tasks: Mutex::default() }, found.recovered))
     }
@@ -227,7 +230,8 @@ impl Log {
         }
         let Some(reader) = self.inner.enter(&place) else { return Err(LogError::Gone(place)) };
         let offset = place.offset + u64::from(start - place.first);
-        Ok(self.inner.device.perform(Op::read(offset, memory, (keep, reader))).await?)
+        let read = self.inner.device.perform(Op::read(offset, memory, (keep, reader))).await;
+        Ok(read.inspect_err(|error| self.inner.read_failed(error))?)
     }
 
     /// The record at this place is dead: its space comes back. Not durable: until a checkpoint is made, a recovery may find it
@@ -280,6 +284,7 @@ impl Log {
             syncs: counters.syncs.load(Relaxed),
             sync_us: counters.sync_us.load(Relaxed),
             sync_us_max: counters.sync_us_max.load(Relaxed),
+            read_errors: counters.read_errors.load(Relaxed),
         }
     }
 

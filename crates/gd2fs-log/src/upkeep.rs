@@ -161,7 +161,7 @@ impl Inner {
         let memory = unsafe { buffer.slice() };
         let keep = (Arc::clone(&buffer), reader);
         let read = self.device.perform(Op::read(live.place.offset - header_bytes as u64, memory, keep)).await;
-        if let Err(error) = read {
+        if let Err(error) = read.inspect_err(|error| self.read_failed(error)) {
             return self.unreadable(&live, error.into()).await;
         }
         let (header, payload) = buffer.split_at(header_bytes);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use gd2fs_store::{DataDir, Store};
 use gd2fs_transport::Address;
+use gd2fs_wire::{Code, Failure};
 use parking_lot::{Condvar, Mutex};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -126,7 +127,10 @@ impl Node {
     ///
     /// A thread that does not come back from the system by then (a disk that hangs) is left behind with all that it uses: the
     /// memory of the node stays, and so does the lock of its data directory, until the process ends.
-    pub fn stop(&self, grace: Duration) {
+    ///
+    /// # Errors
+    /// What did not reach the logs, and why; it has stopped all the same. Who calls first learns it.
+    pub fn stop(&self, grace: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + grace;
         self.shutdown
             .send_modify(|current| *current = Some(current.map_or(deadline, |set| set.min(deadline))));
@@ -146,18 +150,25 @@ impl Node {
             tracing::error!(connections, requests, "the node stops without these, which do not end");
         }
         drop(flag);
-        if let Some(runtime) = self.runtime.lock().take() {
-            let (shared, patience) = (self.shared.clone(), Duration::from_secs(self.shared.config.flush_s));
-            // In a task: a thread that does not come back from the system must not hold this one up.
-            let closing = runtime.spawn(async move { shared.store.close(patience).await });
-            match runtime.block_on(async { tokio::time::timeout(patience + CUT_OFF, closing).await }) {
-                Ok(Ok(Ok(()))) => {}
-                Ok(Ok(Err(failure))) => tracing::error!("not everything is in the log: {failure}"),
-                Ok(Err(error)) => tracing::error!("not everything is in the log: {error}"),
-                Err(_) => tracing::error!("the log does not end; what it did not have yet is lost"),
-            }
-            runtime.shutdown_timeout(RUNTIME_END);
-        }
+        let Some(runtime) = self.runtime.lock().take() else { return Ok(()) };
+        let (shared, patience) = (self.shared.clone(), Duration::from_secs(self.shared.config.flush_s));
+        // In a task: a thread that does not come back from the system must not hold this one up.
+        let closing = runtime.spawn(async move { shared.store.close(patience).await });
+        let closed = runtime.block_on(async { tokio::time::timeout(patience + CUT_OFF, closing).await });
+        let lost = |why: String| {
+            let bytes = self.shared.store.tier_stats().dirty_bytes;
+            Err(Failure::new(
+                Code::Internal,
+                format!("{bytes} bytes did not reach the logs and are lost ({why})"),
+            ))
+        };
+        let kept = match closed {
+            Ok(Ok(kept)) => kept,
+            Ok(Err(panic)) => lost(panic.to_string()),
+            Err(_) => lost("they do not end".to_owned()),
+        };
+        runtime.shutdown_timeout(RUNTIME_END);
+        kept
     }
 
     /// Whether the node has ended, waiting for it at most `timeout`.
@@ -171,6 +182,8 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.stop(Duration::ZERO);
+        if let Err(failure) = self.stop(Duration::ZERO) {
+            tracing::error!("{failure}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use gd2fs_store::{Histogram, LATENCY_BOUNDS_US, Store};
+use gd2fs_store::{Histogram, LATENCY_BOUNDS_US, Store, TierStats};
 use gd2fs_wire::{Code, Failure};
 use serde_json::{Map, Value, json};
 
@@ -10,6 +10,37 @@ fn latency(histogram: &Histogram) -> Value {
     let counts = histogram.counts();
     let count: u64 = counts.iter().sum();
     json!({ "bounds_us": LATENCY_BOUNDS_US, "counts": counts, "count": count, "sum_us": histogram.sum_us() })
+}
+
+fn of_tiers(tiers: &TierStats) -> Map<String, Value> {
+    let numbers = [
+        ("log_total", tiers.log_total),
+        ("log_capacity", tiers.log_capacity),
+        ("log_live", tiers.log_live),
+        ("log_free", tiers.log_free),
+        ("log_failed", tiers.log_failed),
+        ("log_trouble", tiers.log_trouble),
+        ("log_read_errors", tiers.log_read_errors),
+        ("dirty_bytes", tiers.dirty_bytes),
+        ("evictable_bytes", tiers.evictable_bytes),
+        ("flush_lag_ms", tiers.flush_lag.as_millis() as u64),
+        ("flushed_bytes", tiers.flushed_bytes),
+        ("lifted_bytes", tiers.lifted_bytes),
+        ("evicted_dram_bytes", tiers.evicted_dram_bytes),
+        ("evicted_log_bytes", tiers.evicted_log_bytes),
+        ("hits_dram", tiers.hits_dram),
+        ("hits_nvme", tiers.hits_nvme),
+        ("misses_lost", tiers.misses_lost),
+        ("corrupt", tiers.corrupt),
+        ("pins", tiers.pins),
+        ("scrub_bytes", tiers.scrub_bytes),
+        ("scrub_corrupt", tiers.scrub_corrupt),
+        ("scrub_unreadable", tiers.scrub_unreadable),
+        ("log_records_damaged", tiers.log_records_damaged),
+        ("log_records_dropped", tiers.log_records_dropped),
+        ("logs_given_up", tiers.logs_given_up),
+    ];
+    numbers.into_iter().map(|(name, number)| (name.to_owned(), Value::from(number))).collect()
 }
 
 #[derive(Default)]
@@ -58,8 +89,7 @@ impl Stats {
             .map(|(code, count)| (code.name().to_owned(), Value::from(count.load(Relaxed))))
             .filter(|(_, count)| count != &Value::from(0))
             .collect();
-        let tiers = store.tier_stats();
-        json!({
+        let mut all = json!({
             "incarnation": store.incarnation(),
             "bytes_read": self.bytes_read.load(Relaxed),
             "bytes_written": self.bytes_written.load(Relaxed),
@@ -72,29 +102,6 @@ impl Stats {
             "arena_used": store.arena().used(),
             "arena_mapped": store.arena().mapped(),
             "arena_capacity": store.arena().capacity(),
-            "log_total": tiers.log_total,
-            "log_capacity": tiers.log_capacity,
-            "log_live": tiers.log_live,
-            "log_free": tiers.log_free,
-            "log_failed": tiers.log_failed,
-            "log_trouble": tiers.log_trouble,
-            "dirty_bytes": tiers.dirty_bytes,
-            "evictable_bytes": tiers.evictable_bytes,
-            "flush_lag_ms": tiers.flush_lag.as_millis() as u64,
-            "flushed_bytes": tiers.flushed_bytes,
-            "lifted_bytes": tiers.lifted_bytes,
-            "evicted_dram_bytes": tiers.evicted_dram_bytes,
-            "evicted_log_bytes": tiers.evicted_log_bytes,
-            "hits_dram": tiers.hits_dram,
-            "hits_nvme": tiers.hits_nvme,
-            "misses_lost": tiers.misses_lost,
-            "corrupt": tiers.corrupt,
-            "pins": tiers.pins,
-            "scrub_bytes": tiers.scrub_bytes,
-            "scrub_corrupt": tiers.scrub_corrupt,
-            "log_records_damaged": tiers.log_records_damaged,
-            "log_records_dropped": tiers.log_records_dropped,
-            "logs_given_up": tiers.logs_given_up,
             "errors": errors,
             "checksum_failures": self.errors(&[Code::Checksum, Code::Corrupt]),
             "stale_refused": self.errors(&[Code::StaleLayout, Code::StaleWriter, Code::StaleIncarnation]),
@@ -102,6 +109,8 @@ impl Stats {
             "write_latency": latency(&self.write_latency),
             "cold_read_latency": latency(store.cold_read_latency()),
             "flush_latency": latency(store.flush_latency()),
-        })
+        });
+        all.as_object_mut().expect("made above").append(&mut of_tiers(&store.tier_stats()));
+        all
     }
 }

@@ -252,12 +252,12 @@ impl Client {
         start: u64,
         end: u64,
         timeout_ms: i64,
-    ) -> PyResult<(u64, u64, u64)> {
+    ) -> PyResult<(u64, u64, u64, u64)> {
         let inside = exit::enter(py);
         let timeout = timeout(py, timeout_ms)?;
-        let Warmth { dram, nvme, missing } =
+        let Warmth { dram, nvme, missing, unreadable } =
             wait(py, &inside, self.live(py)?.warm(&file.0, start, end, timeout))?;
-        Ok((dram, nvme, missing))
+        Ok((dram, nvme, missing, unreadable))
     }
 
     fn whereabouts(

@@ -84,13 +84,14 @@ impl Node {
         let inside = exit::enter(py);
         let grace = client::timeout(py, grace_ms)?;
         let Some(node) = self.running(py)? else { return Ok(()) };
-        exit::detach(py, &inside, || {
-            node.stop(grace);
+        let stop = || {
+            let kept = node.stop(grace);
             *self.last_stats.lock() = node.stats();
             *self.running.lock() = None;
             drop(node);
-        });
-        Ok(())
+            kept
+        };
+        exit::detach(py, &inside, stop).map_err(|failure| raise::failure(py, &failure))
     }
 
     fn wait(&self, py: Python<'_>, timeout_ms: i64) -> PyResult<bool> {

@@ -53,6 +53,8 @@ pub(crate) struct Chunk {
     pub appending: Option<Appending>,
     /// Whoever holds it reads the chunk from the log into a frame; the others wait for it.
     pub loading: Option<Arc<tokio::sync::Mutex<()>>>,
+    /// The last try to read it from the log has failed.
+    pub unreadable: bool,
 }
 
 /// A snapshot of the change `changed`, under its own version.
@@ -82,6 +84,7 @@ impl Chunk {
             record,
             appending: None,
             loading: None,
+            unreadable: false,
         }
     }
 
@@ -145,6 +148,7 @@ impl Chunk {
     /// Takes a frame that has been filled from the record.
     pub fn lift(&mut self, frame: Frame) {
         self.frame = Some(frame);
+        self.unreadable = false;
     }
 
     /// The runs that hold `[start, end)`, with the grains of those of which only a part is wanted.

@@ -1,6 +1,6 @@
 //! Chunks that the log does not have yet: how many bytes they are, and in which order they are written.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -11,22 +11,96 @@ use tokio::sync::Notify;
 
 use crate::column::Column;
 
-/// A share of the memory that waits for the log, given back when it goes.
+/// What one log is behind: memory that holds bytes which it does not have, and since when.
+#[derive(Default)]
+pub(crate) struct Behind {
+    bytes: AtomicUsize,
+    since: Mutex<Since>,
+}
+
+/// Numbered as they came, so that the first is the oldest. At most two for each dirty chunk.
+#[derive(Default)]
+struct Since {
+    next: u64,
+    begun: BTreeMap<u64, Instant>,
+}
+
+impl Behind {
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Relaxed)
+    }
+
+    /// How long the oldest bytes that the log does not have are there; zero if it has all.
+    pub fn lag(&self) -> Duration {
+        let since = self.since.lock().begun.first_key_value().map(|(_, begun)| *begun);
+        since.map_or(Duration::ZERO, |begun| begun.elapsed())
+    }
+}
+
+/// Since when a log lacks something.
+struct Age {
+    behind: Arc<Behind>,
+    number: u64,
+}
+
+impl Age {
+    fn new(behind: &Arc<Behind>) -> Age {
+        let mut since = behind.since.lock();
+        let number = since.next;
+        since.next += 1;
+        // The time is taken under the lock: the order of the numbers is that of the times.
+        since.begun.insert(number, Instant::now());
+        Age { behind: Arc::clone(behind), number }
+    }
+}
+
+impl Drop for Age {
+    fn drop(&mut self) {
+        self.behind.since.lock().begun.remove(&self.number);
+    }
+}
+
+/// A chunk's share of what its log is behind, given back when it goes.
 pub(crate) struct Dirty {
-    total: Arc<AtomicUsize>,
+    behind: Arc<Behind>,
     bytes: usize,
+    age: Age,
+    /// Of what has changed since the snapshot that is on its way was taken.
+    later: Option<Age>,
 }
 
 impl Dirty {
-    pub fn new(total: &Arc<AtomicUsize>, bytes: usize) -> Dirty {
-        total.fetch_add(bytes, Relaxed);
-        Dirty { total: Arc::clone(total), bytes }
+    /// A chunk that has just become newer than its log.
+    pub fn new(behind: &Arc<Behind>, bytes: usize) -> Dirty {
+        behind.bytes.fetch_add(bytes, Relaxed);
+        Dirty { behind: Arc::clone(behind), bytes, age: Age::new(behind), later: None }
+    }
+
+    /// It has changed again; `appending`: a snapshot without the change is on its way.
+    pub fn change(&mut self, bytes: usize, appending: bool) {
+        self.behind.bytes.fetch_add(bytes, Relaxed);
+        self.behind.bytes.fetch_sub(std::mem::replace(&mut self.bytes, bytes), Relaxed);
+        if appending && self.later.is_none() {
+            self.later = Some(Age::new(&self.behind));
+        }
+    }
+
+    /// The snapshot is in the log; what has changed since it was taken is not.
+    pub fn appended(&mut self) {
+        if let Some(later) = self.later.take() {
+            self.age = later;
+        }
+    }
+
+    /// The snapshot did not reach the log: all is as old as before.
+    pub fn not_appended(&mut self) {
+        self.later = None;
     }
 }
 
 impl Drop for Dirty {
     fn drop(&mut self) {
-        self.total.fetch_sub(self.bytes, Relaxed);
+        self.behind.bytes.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -83,10 +157,5 @@ impl Queue {
             Some((since, _)) if since.elapsed() < delay => Next::At(*since + delay),
             Some(_) => Next::Chunk(state.later.pop_front().expect("just seen").1),
         }
-    }
-
-    /// How long the oldest chunk has been waiting.
-    pub fn lag(&self) -> Duration {
-        self.state.lock().later.front().map_or(Duration::ZERO, |(since, _)| since.elapsed())
     }
 }

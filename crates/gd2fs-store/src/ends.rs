@@ -93,10 +93,11 @@ impl Column {
         may
     }
 
-    /// The same at the end of this life: the checkpoint that ends it makes it durable.
+    /// The same at the end of this life: the snapshots that follow and the checkpoint that ends it say it.
     pub(crate) fn keep_end_at_close(&self) {
         let mut state = self.state.lock();
-        if state.logged && !state.deleted && self.keep_end(&mut state) {
+        let will_be_logged = state.logged || !state.chunks.is_empty();
+        if will_be_logged && !state.deleted && self.keep_end(&mut state) {
             state.version = self.shared.next_version();
         }
     }

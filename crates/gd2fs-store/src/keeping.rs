@@ -73,7 +73,16 @@ impl Column {
         let chunk = state.chunks.get_mut(&index).expect("it has just changed");
         chunk.changed = version;
         let bytes = chunk.frame().expect("it has just changed").capacity();
-        let waits = chunk.dirty.replace(Dirty::new(&self.shared.dirty, bytes)).is_some();
+        let waits = match &mut chunk.dirty {
+            Some(dirty) => {
+                dirty.change(bytes, chunk.appending.is_some());
+                true
+            }
+            None => {
+                chunk.dirty = Some(Dirty::new(&tier.behind, bytes));
+                false
+            }
+        };
         if through {
             state.owed.kept.insert(index, version);
         }
@@ -327,6 +336,7 @@ impl Column {
             chunk.dirty = None;
             self.list_dram(state);
         } else {
+            chunk.dirty.iter_mut().for_each(Dirty::appended);
             tier.queue.push((Arc::downgrade(self), index));
         }
         self.list_log(state);
@@ -344,6 +354,7 @@ impl Column {
         if let Some(chunk) = state.chunks.get_mut(&index)
             && chunk.appending.take_if(|appending| appending.version == version).is_some()
         {
+            chunk.dirty.iter_mut().for_each(Dirty::not_appended);
             tier.queue.hurry((Arc::downgrade(self), index));
         }
         drop(state);

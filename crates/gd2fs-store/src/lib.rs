@@ -9,6 +9,7 @@ mod asks;
 mod buddy;
 mod changed;
 mod chunk;
+mod closing;
 mod column;
 mod columns;
 mod data_dir;

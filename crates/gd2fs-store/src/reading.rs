@@ -17,7 +17,7 @@ use crate::grains::RunGrains;
 use crate::read::{Extent, Learned, ReadView};
 use crate::room::Room;
 use crate::runs::Run;
-use crate::tier::Tier;
+use crate::tier::{Tier, failure_of};
 
 /// A record can move, or go, while it is looked up; more often in a row it does not.
 const TRIES_MAX: u32 = 16;
@@ -178,7 +178,7 @@ impl Column {
     ) -> Result<Option<ReadView>, Failure> {
         let blocks = gd2fs_log::cover(&found.runs);
         let frame = self.frame(blocks.len()).await?;
-        if !self.read_record(found, &frame, blocks.clone(), blocks.start).await? {
+        if !self.read_record(place.chunk, found, &frame, blocks.clone(), blocks.start).await? {
             return Ok(None);
         }
         let extent = Extent { frame, first: blocks.start };
@@ -192,8 +192,13 @@ impl Column {
     }
 
     /// Reads `[blocks)` of a record into a frame that begins with the chunk's byte `first`. False: it is gone or has moved.
+    ///
+    /// # Errors
+    /// INTERNAL: the disk has failed the read. That says nothing of what the log holds: nothing is given up for it, and the next read
+    /// asks again.
     async fn read_record(
         &self,
+        index: u64,
         found: &Where,
         frame: &Frame,
         blocks: std::ops::Range<u32>,
@@ -207,8 +212,15 @@ impl Column {
             Ok(()) => Ok(true),
             Err(LogError::Gone(_)) => Ok(false),
             Err(error) => {
-                let message = format!("{}: the log cannot be read: {error}", self.title());
-                Err(Failure::new(Code::Corrupt, message))
+                if let Some(chunk) = self.state.lock().chunks.get_mut(&index) {
+                    chunk.unreadable = is_still(chunk, found);
+                }
+                let Failure { code, message } = failure_of(&error);
+                let message = format!(
+                    "{}: its log cannot be read now, and nothing is given up for that: {message}",
+                    self.title()
+                );
+                Err(Failure::new(code, message))
             }
         }
     }
@@ -219,7 +231,8 @@ impl Column {
         let sum = |run: &Run| crc32c(unsafe { extent.bytes(run.start, run.end) });
         let damage = found.runs.iter().find_map(|run| verify(run, sum(run)).err());
         let Some(failure) = damage else { return Ok(()) };
-        tracing::error!("{}: {:?}: {}", self.title(), found.place, failure.message);
+        let (path, title, place) = (found.tier.path.display(), self.title(), found.place);
+        tracing::error!("{path}: {title}: chunk {index}: {place:?}: {}", failure.message);
         self.damaged(index, found.version);
         Err(self.explain(failure))
     }
@@ -255,7 +268,7 @@ impl Column {
             };
             let frame = self.frame(capacity).await?;
             let blocks = gd2fs_log::cover(&found.runs);
-            if !self.read_record(&found, &frame, blocks, 0).await? {
+            if !self.read_record(index, &found, &frame, blocks, 0).await? {
                 continue;
             }
             self.verify_record(index, &found, &Extent { frame: frame.clone(), first: 0 })?;

@@ -1,7 +1,8 @@
-//! Reads everything that is kept again, on a thread of its own, and drops what does not match its sums.
+//! Reads everything that is kept again, on a thread of its own, and drops what does not match its sums. What cannot be read is
+//! counted, and left as it is.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -33,10 +34,20 @@ pub(crate) struct Scrubber {
 struct Progress {
     state: Mutex<ScrubState>,
     /// Of all rounds, for those who compute rates.
-    bytes: AtomicU64,
-    corrupt_chunks: AtomicU64,
+    sums: Mutex<ScrubSums>,
     begun: Mutex<Option<Instant>>,
     stop: AtomicBool,
+}
+
+/// Of all rounds since the store was opened.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct ScrubSums {
+    /// Gone through.
+    pub bytes: u64,
+    /// Dropped.
+    pub corrupt_chunks: u64,
+    /// Not verified, since the log could not be read.
+    pub unreadable_chunks: u64,
 }
 
 /// Marks the end of a round, also if it panics.
@@ -62,9 +73,8 @@ impl Scrubber {
         state
     }
 
-    /// Bytes gone through and chunks dropped by all rounds since the store was opened.
-    pub fn sums(&self) -> (u64, u64) {
-        (self.progress.bytes.load(Relaxed), self.progress.corrupt_chunks.load(Relaxed))
+    pub fn sums(&self) -> ScrubSums {
+        *self.progress.sums.lock()
     }
 
     /// Begins a round over these columns, unless one runs.
@@ -115,9 +125,13 @@ fn scrub(columns: &[Arc<Column>], round: &Round, runtime: Option<&Handle>) {
             let mut state = round.0.state.lock();
             state.bytes += looked.bytes;
             state.corrupt_chunks += u64::from(looked.corrupt);
+            state.unreadable_chunks += u64::from(looked.unreadable);
             drop(state);
-            round.0.bytes.fetch_add(looked.bytes, Relaxed);
-            round.0.corrupt_chunks.fetch_add(u64::from(looked.corrupt), Relaxed);
+            let mut sums = round.0.sums.lock();
+            sums.bytes += looked.bytes;
+            sums.corrupt_chunks += u64::from(looked.corrupt);
+            sums.unreadable_chunks += u64::from(looked.unreadable);
+            drop(sums);
             if round.0.stop.load(Relaxed) {
                 return;
             }
@@ -134,7 +148,18 @@ fn scrub(columns: &[Arc<Column>], round: &Round, runtime: Option<&Handle>) {
 pub(crate) struct Looked {
     chunk: u64,
     bytes: u64,
+    /// Something of it did not match its sums, and was given up.
     corrupt: bool,
+    /// Its log could not be read.
+    unreadable: bool,
+}
+
+/// What a record turned out to be.
+enum Verdict {
+    /// What was written, or gone meanwhile.
+    Well,
+    Corrupt,
+    Unreadable,
 }
 
 /// What is kept of a chunk, in either tier.
@@ -165,7 +190,7 @@ impl Column {
             });
             Kept { chunk: *index, frame: chunk.frame().cloned(), runs, record }
         };
-        let mut looked = Looked { chunk: kept.chunk, bytes: 0, corrupt: false };
+        let mut looked = Looked { chunk: kept.chunk, bytes: 0, corrupt: false, unreadable: false };
         if let Some(frame) = &kept.frame {
             looked.bytes += frame.capacity() as u64;
             // SAFETY: bytes that were valid under the lock are written by nobody while somebody holds their frame.
@@ -178,7 +203,11 @@ impl Column {
         // A record lies in a log, which only a store on a runtime has.
         if let (Some((tier, place, version, runs)), Some(runtime)) = (kept.record, runtime) {
             looked.bytes += u64::from(place.bytes);
-            looked.corrupt |= !runtime.block_on(self.scrub_record(kept.chunk, &tier, place, version, &runs));
+            match runtime.block_on(self.scrub_record(kept.chunk, &tier, place, version, &runs)) {
+                Verdict::Well => {}
+                Verdict::Corrupt => looked.corrupt = true,
+                Verdict::Unreadable => looked.unreadable = true,
+            }
         }
         Some(looked)
     }
@@ -195,7 +224,7 @@ impl Column {
         }
     }
 
-    /// False: the record does not hold what was written to it, and was given up.
+    /// Reads a record, and gives it up if it does not hold what was written to it.
     async fn scrub_record(
         self: &Arc<Self>,
         index: u64,
@@ -203,26 +232,26 @@ impl Column {
         place: Place,
         version: u64,
         runs: &[Run],
-    ) -> bool {
+    ) -> Verdict {
         let buffer = Arc::new(Buffer::new(place.bytes as usize));
         // SAFETY: the operation keeps the buffer, which is read only after it.
         let memory = unsafe { buffer.slice() };
         let (first, end) = (place.first, place.first + place.bytes);
         match tier.log.read(place, first, end, memory.into(), Arc::clone(&buffer)).await {
             // Released, or moved by reclaim, which has verified it.
-            Err(LogError::Gone(_)) => return true,
-            Err(error) => {
-                tracing::error!("{}: chunk {index}: the log cannot be read: {error}", self.title());
-                return false;
-            }
+            Err(LogError::Gone(_)) => return Verdict::Well,
+            // It says nothing of what the log holds. The log has told of it.
+            Err(_) => return Verdict::Unreadable,
             Ok(()) => {}
         }
         let bytes = |run: &Run| &buffer[(run.start - first) as usize..(run.end - first) as usize];
         let holds = runs.iter().all(|run| verify(run, crc32c(bytes(run))).is_ok());
-        if !holds {
-            tracing::error!("{}: chunk {index}: {place:?} does not hold what was written", self.title());
-            self.damaged(index, version);
+        if holds {
+            return Verdict::Well;
         }
-        holds
+        let (path, title) = (tier.path.display(), self.title());
+        tracing::error!("{path}: {title}: chunk {index}: {place:?} does not hold what was written");
+        self.damaged(index, version);
+        Verdict::Corrupt
     }
 }

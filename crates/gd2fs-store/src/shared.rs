@@ -27,8 +27,6 @@ pub(crate) struct Shared {
     pub tiers: Vec<Arc<Tier>>,
     pub flush_delay: Duration,
     pub dirty_bytes_max: usize,
-    /// Bytes of frames that the logs do not have.
-    pub dirty: Arc<AtomicUsize>,
     /// Memory may be available that was not.
     pub space: Notify,
     /// How many wait for memory.
@@ -107,8 +105,9 @@ impl Shared {
         Ok(())
     }
 
+    /// Bytes of frames that the logs do not have.
     pub fn dirty_bytes(&self) -> usize {
-        self.dirty.load(Relaxed)
+        self.tiers.iter().map(|tier| tier.behind.bytes()).sum()
     }
 
     /// Whether the flusher shall not leave chunks time to grow.

@@ -24,12 +24,14 @@ pub struct TierStats {
     pub log_failed: u64,
     /// Logs that do not take what is to become durable at the moment, those that take nothing any more among them.
     pub log_trouble: u64,
+    /// Reads that the logs' devices have failed.
+    pub log_read_errors: u64,
     /// Bytes in memory that the logs do not have.
     pub dirty_bytes: u64,
+    /// How long the oldest bytes that a log does not have are in memory, also while they are being written; zero if there are none.
+    pub flush_lag: Duration,
     /// Bytes that would be given up for others: all that is kept, but for what is pinned or just used.
     pub evictable_bytes: u64,
-    /// How long the oldest of them has been waiting.
-    pub flush_lag: Duration,
     /// Bytes written to the logs.
     pub flushed_bytes: u64,
     /// Bytes read from the logs into memory to stay.
@@ -52,6 +54,8 @@ pub struct TierStats {
     pub scrub_bytes: u64,
     /// Chunks that scrubs have dropped.
     pub scrub_corrupt: u64,
+    /// Chunks that scrubs have left as they were, since a log could not be read.
+    pub scrub_unreadable: u64,
     /// Records that were durable, and did not hold any more what was written when the logs were opened.
     pub log_records_damaged: u64,
     /// Records at the logs' ends that were not durable when the logs were opened, and are gone.
@@ -64,7 +68,7 @@ impl Store {
     pub fn tier_stats(&self) -> TierStats {
         let shared = &self.shared;
         let counters = &shared.counters;
-        let (scrub_bytes, scrub_corrupt) = self.scrubber.sums();
+        let scrubbed = self.scrubber.sums();
         let mut stats = TierStats {
             dirty_bytes: shared.dirty_bytes() as u64,
             evictable_bytes: if shared.tiers.is_empty() { shared.arena.used() as u64 } else { 0 },
@@ -77,8 +81,9 @@ impl Store {
             misses_lost: counters.misses_lost.load(Relaxed),
             corrupt: counters.corrupt.load(Relaxed),
             pins: shared.pins.expire(Instant::now()) as u64,
-            scrub_bytes,
-            scrub_corrupt,
+            scrub_bytes: scrubbed.bytes,
+            scrub_corrupt: scrubbed.corrupt_chunks,
+            scrub_unreadable: scrubbed.unreadable_chunks,
             log_records_damaged: counters.log_records_damaged.load(Relaxed),
             log_records_dropped: counters.log_records_dropped.load(Relaxed),
             logs_given_up: counters.logs_given_up.load(Relaxed),
@@ -92,9 +97,10 @@ impl Store {
             stats.log_free += log.free_bytes;
             stats.evictable_bytes += log.live_bytes;
             stats.log_syncs += log.syncs;
+            stats.log_read_errors += log.read_errors;
             stats.log_failed += u64::from(tier.log.failed().is_some());
             stats.log_trouble += u64::from(tier.check().is_err());
-            stats.flush_lag = stats.flush_lag.max(tier.queue.lag());
+            stats.flush_lag = stats.flush_lag.max(tier.behind.lag());
         }
         stats
     }

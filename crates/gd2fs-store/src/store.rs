@@ -1,7 +1,7 @@
 //! All columns of a node.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::{Duration, Instant};
 
 use gd2fs_log::{Note, Owner, Recovered};
@@ -28,14 +28,12 @@ use crate::recovery::{forget_former, recover};
 use crate::scrub::Scrubber;
 use crate::shared::{Counters, Shared};
 use crate::tenants::Tenants;
-use crate::tier::{Tier, TierError, Tiers, failure_of};
+use crate::tier::{Tier, TierError, Tiers};
 use crate::warming::WARMING_MAX;
 
 /// Twice the longest life of a capability, in the cluster's time, which capabilities expire by: when a tombstone goes, nothing
 /// that could bring the file back is valid any more.
 pub const TOMBSTONE_LIFE: Duration = Duration::from_secs(7200);
-
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What a node keeps. With logs it runs tasks of its own on the runtime on which it was opened.
 pub struct Store {
@@ -43,7 +41,7 @@ pub struct Store {
     pub(crate) shared: Arc<Shared>,
     /// Kept alive for the logs, which know them weakly.
     owners: Vec<Arc<TierOwner>>,
-    flushers: Mutex<Vec<JoinHandle<()>>>,
+    pub(crate) flushers: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) scrubber: Scrubber,
 }
 
@@ -107,7 +105,6 @@ impl Store {
             tiers,
             flush_delay,
             dirty_bytes_max,
-            dirty: Arc::default(),
             space: Notify::new(),
             pressed: AtomicUsize::new(0),
             evicting: Mutex::default(),
@@ -199,50 +196,6 @@ impl Store {
     /// The column itself, if it is there.
     pub fn get(&self, file: u128, column: u32) -> Option<Arc<Column>> {
         self.columns.get((file, column))
-    }
-
-    /// Writes everything to the logs and makes their next start short. What is not written within `patience` is lost.
-    ///
-    /// # Errors
-    /// The first trouble of any log. All are closed in any case.
-    pub async fn close(&self, patience: Duration) -> Result<(), Failure> {
-        self.shared.closing.store(true, Relaxed);
-        self.shared.tiers.iter().for_each(|tier| tier.queue.wake.notify_one());
-        let all = async {
-            while self.shared.dirty_bytes() > 0 {
-                let written = self.shared.space.notified();
-                for tier in &self.shared.tiers {
-                    tier.check()?;
-                }
-                let _ = tokio::time::timeout(LOOK_AGAIN, written).await;
-            }
-            for column in self.columns.all() {
-                column.settle().await?;
-                column.keep_end_at_close();
-            }
-            for tier in &self.shared.tiers {
-                // Makes durable what it names.
-                tier.log.checkpoint().await.map_err(|error| failure_of(&error))?;
-            }
-            Ok(())
-        };
-        let ended = match self.shared.tiers.is_empty() {
-            true => Ok(Ok(())),
-            false => tokio::time::timeout(patience, all).await,
-        };
-        for tier in &self.shared.tiers {
-            tier.close();
-            tier.log.close().await;
-        }
-        let flushers = std::mem::take(&mut *self.flushers.lock());
-        for flusher in flushers {
-            // A panic in it was reported by the panic's hook.
-            let _ = flusher.await;
-        }
-        ended.unwrap_or_else(|_| {
-            let bytes = self.shared.dirty_bytes();
-            Err(Failure::new(Code::Timeout, format!("{bytes} bytes did not reach the log in time")))
-        })
     }
 
     fn column(&self, file: u128, geometry: Geometry) -> Result<Arc<Column>, Failure> {

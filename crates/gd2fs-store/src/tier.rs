@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use thiserror::Error;
 
 use crate::data_dir::DataDirError;
-use crate::dirty::Queue;
+use crate::dirty::{Behind, Queue};
 use crate::ledger::Held;
 
 /// Of files for which nobody asks for another one (control's default).
@@ -92,6 +92,7 @@ pub(crate) struct Tier {
     pub path: PathBuf,
     pub log: Log,
     pub queue: Queue,
+    pub behind: Arc<Behind>,
     /// Why the last append failed, until one succeeds.
     pub trouble: Mutex<Option<Failure>>,
     /// One gives chunks up at a time.
@@ -105,6 +106,7 @@ impl Tier {
             path,
             log,
             queue: Queue::default(),
+            behind: Arc::default(),
             trouble: Mutex::default(),
             evicting: tokio::sync::Mutex::default(),
             closed: AtomicBool::default(),
@@ -191,6 +193,7 @@ pub(crate) fn failure_of(error: &LogError) -> Failure {
         LogError::NoSpace { .. } => Code::NoSpace,
         LogError::Overloaded => Code::Overloaded,
         LogError::Closed => Code::ShuttingDown,
+        LogError::Device(error) if error.is_retryable() => Code::Overloaded,
         _ => Code::Internal,
     };
     Failure::new(code, error.to_string())

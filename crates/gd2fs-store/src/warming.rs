@@ -18,7 +18,7 @@ const CHUNKS_A_STEP: usize = 256;
 
 impl Column {
     /// Bytes of `[start, end)` in this column by where they are now. What is cold begins to be lifted in the background, from the
-    /// start on, and at most as much as half the memory holds.
+    /// start on, and at most as much as half the memory holds. What could not be lifted counts as unreadable the next time.
     ///
     /// # Errors
     /// BAD_REQUEST for an empty range; DELETED.
@@ -27,7 +27,8 @@ impl Column {
         self.touch();
         let unit = u64::from(self.geometry.stripe_unit);
         let (mut next, last) = (start / unit, (end - 1) / unit);
-        let (mut dram, mut nvme, mut cold, mut cold_bytes) = (0, 0, Vec::new(), 0);
+        let (mut dram, mut nvme, mut unreadable) = (0, 0, 0);
+        let (mut cold, mut cold_bytes) = (Vec::new(), 0);
         loop {
             let state = self.lock_alive()?;
             let mut seen = 0;
@@ -40,6 +41,7 @@ impl Column {
                     dram += bytes;
                 } else {
                     nvme += bytes;
+                    unreadable += if chunk.unreadable { bytes } else { 0 };
                     cold_bytes += u64::from(chunk.runs().end());
                     if bytes > 0 && cold_bytes <= self.shared.arena.capacity() as u64 / 2 {
                         cold.push(*index);
@@ -53,7 +55,7 @@ impl Column {
         }
         self.lift_all(cold);
         let missing = self.geometry.bytes_between(start, end) - dram - nvme;
-        Ok(Warmth { dram, nvme, missing })
+        Ok(Warmth { dram, nvme, missing, unreadable })
     }
 
     fn lift_all(self: &Arc<Self>, cold: Vec<u64>) {
@@ -69,7 +71,7 @@ impl Column {
                     lifts.join_next().await;
                 }
                 let column = Arc::clone(&column);
-                // What cannot be lifted is found out by whoever reads it.
+                // The log tells of what cannot be lifted, and so does the next one who asks for it.
                 lifts.spawn(async move { column.lift(index).await });
             }
             lifts.join_all().await;

@@ -104,6 +104,9 @@ pub struct Warmth {
     pub dram: u64,
     pub nvme: u64,
     pub missing: u64,
+    /// Of `nvme`, what the node has tried to read last and could not; an older node does not say.
+    #[serde(default)]
+    pub unreadable: u64,
 }
 
 /// The parts of a range that lie in one column: in order, of two neighbours of one kind only one.
@@ -252,6 +255,8 @@ pub struct ScrubState {
     pub bytes_total: u64,
     /// Dropped by this round, since their bytes did not match their sums.
     pub corrupt_chunks: u64,
+    /// Left as they were by this round, since their log could not be read.
+    pub unreadable_chunks: u64,
     pub seconds: f64,
     /// Rounds that have ended.
     pub rounds: u64,

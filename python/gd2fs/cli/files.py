@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -213,10 +214,11 @@ def warm(path: RemotePath, control: ControlOption = None, as_json: JsonFlag = Fa
     with connect(control) as client:
         warmth = client.warm(path)
     if as_json:
-        facts = {"dram": warmth.dram, "nvme": warmth.nvme, "missing": warmth.missing}
-        print_json({"path": path} | facts)
+        print_json({"path": path, **dataclasses.asdict(warmth)})
     else:
         typer.echo(f"{path}: {warmth.dram} bytes in memory, {warmth.nvme} on NVMe, {warmth.missing} missing")
+        if warmth.unreadable:
+            typer.echo(f"{warmth.unreadable} bytes on NVMe could not be read: a disk fails", err=True)
 
 
 def flush(path: RemotePath, control: ControlOption = None, as_json: JsonFlag = False) -> None:

@@ -176,8 +176,8 @@ def scrub(
 ) -> None:
     """Have nodes read again and verify everything they keep, in the background. Needs a token of role admin.
 
-    What is corrupt is dropped and reported as lost. With --wait, exit code 1 if something was, or if a node
-    could not be asked.
+    What is corrupt is dropped and reported as lost; what a disk can't read now is left as it is. With --wait,
+    exit code 1 if there was either, or if a node could not be asked.
     """
     with connect(control) as client:
         asked = _nodes(client, node)
@@ -191,26 +191,44 @@ def scrub(
         if wait:
             _wait(client, asked, states)
     corrupt = sum(state["corrupt_chunks"] for state in states.values())
+    unreadable = sum(_unreadable(state) for state in states.values())
     facts = {
         "nodes": list(states.values()),
         "not_asked": asked.silent,
         "left": asked.left,
         "corrupt_chunks": corrupt,
+        "unreadable_chunks": unreadable,
     }
     if not as_json:
         _show_scrub(facts)
         _say_left(asked.left)
-    if wait and corrupt:
-        raise CommandFailed(
-            f"{corrupt} chunk(s) were corrupt and are dropped; what they held is lost and will be recomputed",
-            data=facts,
-        )
-    if wait and asked.silent:
-        raise CommandFailed(_not_asked(asked.silent), data=facts)
+    if wait and (faults := _faults(corrupt, unreadable, asked.silent)):
+        raise CommandFailed("; ".join(faults), data=facts)
     if as_json:
         print_json(facts)
     elif asked.silent:
         typer.echo(_not_asked(asked.silent), err=True)
+
+
+def _faults(corrupt: int, unreadable: int, silent: list[str]) -> list[str]:
+    faults = []
+    if corrupt:
+        faults.append(
+            f"{corrupt} chunk(s) were corrupt and are dropped; what they held is lost and will be recomputed"
+        )
+    if unreadable:
+        faults.append(
+            f"{unreadable} chunk(s) could not be read and were left as they are: the nodes' logs name the"
+            " disk; scrub again when it works"
+        )
+    if silent:
+        faults.append(_not_asked(silent))
+    return faults
+
+
+def _unreadable(state: dict[str, Any]) -> int:
+    """Chunks that a scrub could not read; a node of the release before does not say."""
+    return int(state.get("unreadable_chunks", 0))
 
 
 def _wait(client: Client, asked: _Asked, states: dict[str, dict[str, Any]]) -> None:
@@ -244,7 +262,7 @@ def _show_scrub(facts: dict[str, Any]) -> None:
 
     print_table(
         "",
-        ["node", "state", ">read", ">of", ">seconds", ">corrupt chunks", ">rounds"],
+        ["node", "state", ">read", ">of", ">seconds", ">corrupt chunks", ">unreadable", ">rounds"],
         (
             (
                 state["node"],
@@ -253,6 +271,7 @@ def _show_scrub(facts: dict[str, Any]) -> None:
                 format_bytes(state["bytes_total"]),
                 f"{state['seconds']:.1f}",
                 state["corrupt_chunks"],
+                _unreadable(state),
                 state["rounds"],
             )
             for state in facts["nodes"]

@@ -36,9 +36,16 @@ class Warmth:
     dram: int = 0
     nvme: int = 0
     missing: int = 0
+    unreadable: int = 0
+    """Of ``nvme``, what the nodes have tried to read last and could not: a disk fails."""
 
     def __add__(self, other: Warmth) -> Warmth:
-        return Warmth(self.dram + other.dram, self.nvme + other.nvme, self.missing + other.missing)
+        return Warmth(
+            self.dram + other.dram,
+            self.nvme + other.nvme,
+            self.missing + other.missing,
+            self.unreadable + other.unreadable,
+        )
 
 
 def checked(ranges: Sequence[Range]) -> list[Range]:

@@ -74,7 +74,7 @@ class NodeLink(Protocol):
 
     def scrub(self, addresses: Sequence[str], start: bool) -> tuple[int, Item]:
         """Has a node read again all that it keeps, if `start` and none runs. Returns the incarnation and
-        {"running", "bytes", "bytes_total", "corrupt_chunks", "seconds", "rounds"}."""
+        {"running", "bytes", "bytes_total", "corrupt_chunks", "unreadable_chunks", "seconds", "rounds"}."""
 
     def read_ids(self, layout: dict[str, Any], first: int, count: int) -> Ids:
         """`count` token ids of a `.tokens` file from id `first` on."""

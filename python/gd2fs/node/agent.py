@@ -19,6 +19,7 @@ from gd2fs.config.listen import bound
 from gd2fs.config.serving import Server, alone_in, announce
 from gd2fs.config.tree import DATA_PORT, NodeConfig
 from gd2fs.config.units import format_bytes
+from gd2fs.errors import Gd2fsError
 from gd2fs.node.link import ControlLink, ControlUnreachable, RegistrationLost
 from gd2fs.node.observe import create_app
 
@@ -39,6 +40,8 @@ _INCARNATION = struct.Struct("<8sII")
 _SOME_INCARNATION = 1
 # Exit codes besides 0: a supervisor starts the node again, which registers a new incarnation.
 EXIT_REGISTRATION_LOST = 3
+# It was told to stop, and not everything reached its logs.
+EXIT_NOT_KEPT = 4
 
 
 class NativeNode(Protocol):
@@ -79,7 +82,7 @@ class Agent:
 
     async def run(self, announce_path: str | None = None) -> int:
         """Serves until `stopping` is set (0) or control no longer knows this incarnation
-        (EXIT_REGISTRATION_LOST).
+        (EXIT_REGISTRATION_LOST); EXIT_NOT_KEPT if not everything reached the logs then.
 
         What is wrong with the configuration is said before the node registers. Raises PermissionError if it
         would listen beyond loopback without keys, ValueError for a setting that can't be, a log file without
@@ -106,11 +109,12 @@ class Agent:
             observer = self._observer()
             observing = asyncio.create_task(observer.serve(sockets=[listener]))
             try:
-                return await self._report(announce_path)
+                code = await self._report(announce_path)
             finally:
-                await self._drain()
+                kept = await self._drain()
                 observer.should_exit = True
                 await observing
+            return code if kept else EXIT_NOT_KEPT
 
     async def _register(self) -> bool:
         """Registers, however long control is away; False if told to stop before."""
@@ -285,19 +289,24 @@ class Agent:
         keys = "" if Listen.parse(self._config.http_listen).loopback else self._cluster.keys
         return Server(create_app(self.describe, self.stats, keys), drain_s=1.0, signals=False)
 
-    async def _drain(self) -> None:
+    async def _drain(self) -> bool:
         """Leaves the cluster first, so that nothing new is planned here, then lets requests under way
-        finish and everything reach the logs.
+        finish and everything reach the logs; whether it did.
         """
         native = self._native
         if native is None:
-            return
+            return True
         if self.stopping.is_set():
             try:
                 await self._link.leave(self._config.id, self._incarnation)
             except ControlUnreachable as error:
                 log.warning("could not tell control that this node leaves: %s", error)
-        await asyncio.to_thread(native.stop, int(self._config.drain_s * 1000))
+        try:
+            await asyncio.to_thread(native.stop, int(self._config.drain_s * 1000))
+        except Gd2fsError as error:
+            log.error("not everything is kept: %s", error)
+            return False
+        return True
 
 
 def _require_log_bytes(config: NodeConfig) -> None:

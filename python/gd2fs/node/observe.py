@@ -34,6 +34,8 @@ _RISING = frozenset(
         "corrupt",
         "scrub_bytes",
         "scrub_corrupt",
+        "scrub_unreadable",
+        "log_read_errors",
     ]
 )
 

@@ -52,11 +52,11 @@ fn stop_drains() {
         assert!(!bench.node.wait(Duration::ZERO), "a request still runs");
         busy.stream.write_all(&all[all.len() - 1..]).unwrap();
         assert_eq!(busy.answer().code(), Code::Ok, "what had begun is finished");
-        stopping.join().unwrap();
+        stopping.join().unwrap().unwrap();
     });
     assert!(bench.node.wait(Duration::ZERO));
     assert!(busy.is_closed() && idle.is_closed());
-    bench.node.stop(Duration::ZERO);
+    bench.node.stop(Duration::ZERO).unwrap();
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn the_grace_ends() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let begun = Instant::now();
-    bench.node.stop(Duration::from_millis(200));
+    bench.node.stop(Duration::from_millis(200)).unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(200) && begun.elapsed() < Duration::from_secs(5));
     assert!(peer.is_closed());
     assert_eq!(bench.node.store().arena().used(), 0);
@@ -82,7 +82,7 @@ fn an_idle_node_stops_at_once() {
     let _idle = bench.peer();
     let begun = Instant::now();
     assert!(!bench.node.wait(Duration::from_millis(10)));
-    bench.node.stop(Duration::from_secs(60));
+    bench.node.stop(Duration::from_secs(60)).unwrap();
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
@@ -115,7 +115,7 @@ fn a_thread_that_hangs_does_not_hold_up_a_stop_nor_lose_its_memory() {
         std::thread::scope(|both| {
             both.spawn(|| node.stop(Duration::from_secs(60)));
             std::thread::sleep(Duration::from_millis(50));
-            node.stop(Duration::from_millis(100));
+            node.stop(Duration::from_millis(100)).unwrap();
         });
         drop(node);
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
@@ -143,7 +143,7 @@ fn a_socket_goes_with_its_node_and_nothing_else_does() {
     });
     assert!(error.err().unwrap().to_string().contains("another process listens"));
     assert!(is_socket(), "whoever was refused leaves it alone");
-    bench.node.stop(Duration::ZERO);
+    bench.node.stop(Duration::ZERO).unwrap();
     assert!(!path.exists(), "the socket stays behind");
 
     // That of a node which was killed makes room for the next.
@@ -213,7 +213,7 @@ fn one_node_per_data_directory() {
 fn foreign_and_damaged_directories_are_refused_by_name() {
     let bench = Bench::start();
     let path = bench.config.data_dir.join("superblock");
-    bench.node.stop(Duration::ZERO);
+    bench.node.stop(Duration::ZERO).unwrap();
     let Bench { node, config, directory } = bench;
     drop(node);
     let start = |change: &dyn Fn(&mut Config)| {

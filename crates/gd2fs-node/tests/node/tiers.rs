@@ -41,7 +41,7 @@ fn clients_learn_where_bytes_are() {
         })
     );
     let warmth = said(&peer.ask_of(Opcode::Warm, handle, &span(50_000, 60_000)));
-    assert_eq!(warmth, json!({ "dram": 100, "nvme": 0, "missing": 9900 }));
+    assert_eq!(warmth, json!({ "dram": 100, "nvme": 0, "missing": 9900, "unreadable": 0 }));
     let flush = peer.ask_of(Opcode::Flush, handle, &Value::Null);
     assert_eq!(flush.code(), Code::Unsupported);
     assert!(flush.message().contains("node.logs"), "{}", flush.message());

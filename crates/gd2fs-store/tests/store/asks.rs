@@ -67,9 +67,12 @@ fn warm_and_where_tell_what_is_there() {
     assert_eq!((all.next, all.rest), (None, Some((3 * U + 10, hole))));
     assert_eq!(column.whereabouts(500, 501).unwrap().extents, [(500, 501, dram)]);
     let warm = |start, end| column.warm(start, end).unwrap();
-    assert_eq!(warm(0, 4 * U), Warmth { dram: 71_015, nvme: 0, missing: 4 * U - 71_015 });
-    assert_eq!(warm(1099, U + 1), Warmth { dram: 12, nvme: 0, missing: U + 1 - 1099 - 12 });
-    assert_eq!(warm(0, u64::MAX), Warmth { dram: 71_015, nvme: 0, missing: u64::MAX - 71_015 });
+    assert_eq!(warm(0, 4 * U), Warmth { dram: 71_015, nvme: 0, missing: 4 * U - 71_015, unreadable: 0 });
+    assert_eq!(warm(1099, U + 1), Warmth { dram: 12, nvme: 0, missing: U + 1 - 1099 - 12, unreadable: 0 });
+    assert_eq!(
+        warm(0, u64::MAX),
+        Warmth { dram: 71_015, nvme: 0, missing: u64::MAX - 71_015, unreadable: 0 }
+    );
     for (start, end) in [(5, 5), (6, 5), (u64::MAX, 0)] {
         assert_eq!(code(column.warm(start, end)), Code::BadRequest);
         assert_eq!(code(column.whereabouts(start, end)), Code::BadRequest);
@@ -96,7 +99,7 @@ fn only_the_chunks_of_the_column_count() {
     let found = column.whereabouts(10, 5 * U).unwrap();
     assert_eq!(found.extents, [(U, 2 * U, Tier::Dram), (3 * U, 4 * U, Tier::Hole)], "a hole before the end");
     assert_eq!((found.next, found.rest), (None, None));
-    assert_eq!(column.warm(10, 5 * U).unwrap(), Warmth { dram: U, nvme: 0, missing: U });
+    assert_eq!(column.warm(10, 5 * U).unwrap(), Warmth { dram: U, nvme: 0, missing: U, unreadable: 0 });
     assert_eq!(column.warm(0, U).unwrap(), Warmth::default());
     assert_eq!(column.whereabouts(0, U).unwrap().extents, []);
     let pinned = bench.store.pin(&PinItem { column: 1, ..pin(0, 3 * U) });
@@ -145,7 +148,7 @@ fn what_an_earlier_incarnation_had_is_lost_and_not_a_hole() {
     let found = column.whereabouts(0, 10).unwrap();
     assert_eq!((found.extents, found.rest), (vec![], Some((0, Tier::Lost))));
     assert!(column.stat().end_lost);
-    assert_eq!(column.warm(0, 10).unwrap(), Warmth { dram: 0, nvme: 0, missing: 10 });
+    assert_eq!(column.warm(0, 10).unwrap(), Warmth { dram: 0, nvme: 0, missing: 10, unreadable: 0 });
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! The rules of the store, without a network.
 
 mod asks;
+mod closing;
 mod deletion;
 mod ends;
 mod evict;
 mod grants;
 mod histories;
+mod lag;
 mod lives;
 mod log_set;
 mod log_set_lives;
@@ -15,6 +17,7 @@ mod ranges;
 mod restart;
 mod threads;
 mod tiers;
+mod unreadable;
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};

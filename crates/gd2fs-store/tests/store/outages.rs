@@ -15,7 +15,7 @@ use super::*;
 const EIO: i32 = 5;
 const U: u64 = UNIT as u64;
 
-async fn put_units(column: &Arc<Column>, units: std::ops::Range<u64>, seed: u8) -> Result<(), Failure> {
+pub async fn put_units(column: &Arc<Column>, units: std::ops::Range<u64>, seed: u8) -> Result<(), Failure> {
     for unit in units {
         put(column, 0, unit * U, &pattern(UNIT as usize, seed + unit as u8)).await?;
     }
@@ -88,7 +88,7 @@ fn a_log_that_cannot_be_written_for_a_while_loses_nothing_and_goes_on_by_itself(
 }
 
 /// The temporary name of the only log's checkpoint, once there is one.
-fn next_checkpoint(disk: &Disk) -> PathBuf {
+pub fn next_checkpoint(disk: &Disk) -> PathBuf {
     let entries = std::fs::read_dir(disk.directory.path()).unwrap().map(|entry| entry.unwrap().path());
     let found = entries.filter(|path| {
         let name = path.file_name().unwrap().to_str().unwrap();

@@ -31,6 +31,8 @@ pub struct Disk {
     pub tenant_share: f64,
     pub power: Option<PowerCut>,
     pub faults: Option<Faults>,
+    /// The log that has the faults; None: all.
+    pub faulty: Option<&'static str>,
 }
 
 impl Disk {
@@ -49,6 +51,7 @@ impl Disk {
             tenant_share: 1.0,
             power: None,
             faults: None,
+            faulty: None,
         }
     }
 
@@ -92,7 +95,7 @@ impl Disk {
                 threads: 4,
                 direct: false,
                 power_cut: self.power.clone(),
-                faults: self.faults.clone(),
+                faults: self.faults.clone().filter(|_| self.faulty.is_none_or(|faulty| faulty == name)),
                 ..Default::default()
             },
         };

@@ -18,8 +18,16 @@ if TYPE_CHECKING:
 
 #: Bytes that do not exist, and the node says so.
 MISSING = (errors.Lost, errors.Corrupt)
-#: Nothing about the bytes: asked again while something is still coming back.
-PASSING = (errors.Disconnected, errors.Unavailable, errors.Timeout, errors.LayoutError, errors.Overloaded)
+#: Nothing about the bytes: asked again while something is still coming back. Internal: a disk has failed a
+#: read.
+PASSING = (
+    errors.Disconnected,
+    errors.Unavailable,
+    errors.Timeout,
+    errors.LayoutError,
+    errors.Overloaded,
+    errors.Internal,
+)
 AGAIN_S = 0.2
 
 
