@@ -31,6 +31,8 @@ pub struct Disk {
     pub tenant_share: f64,
     pub power: Option<PowerCut>,
     pub faults: Option<Faults>,
+    /// The log that the faults befall; None: all.
+    pub faulty: Option<String>,
 }
 
 impl Disk {
@@ -49,6 +51,7 @@ impl Disk {
             tenant_share: 1.0,
             power: None,
             faults: None,
+            faulty: None,
         }
     }
 
@@ -88,7 +91,7 @@ impl Disk {
                 threads: 4,
                 direct: false,
                 power_cut: self.power.clone(),
-                faults: self.faults.clone(),
+                faults: self.faults.clone().filter(|_| self.faulty.as_ref().is_none_or(|one| one == name)),
                 ..Default::default()
             },
         };
