@@ -91,6 +91,9 @@ pub enum LogError {
         /// The system's answer.
         error: Arc<io::Error>,
     },
+    /// The owner wants no checkpoint now. As with one that fails, no segment is used again meanwhile.
+    #[error("no checkpoint is made: {0}")]
+    PutOff(String),
     /// The log was closed.
     #[error("the log was closed")]
     Closed,

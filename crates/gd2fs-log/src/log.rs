@@ -243,7 +243,7 @@ impl Log {
     /// Makes a checkpoint now, so that the next recovery is short.
     ///
     /// # Errors
-    /// `Checkpoint`; `Failed`; `NoSpace`; `Closed` before [`Log::start`] or without owner.
+    /// `Checkpoint`; `PutOff`; `Failed`; `NoSpace`; `Closed` before [`Log::start`] or without owner.
     pub async fn checkpoint(&self) -> Result<()> {
         let inner = Arc::clone(&self.inner);
         let made = self.inner.runtime.spawn(async move { inner.checkpoint().await.map(|_| ()) });

@@ -3,6 +3,7 @@
 use gd2fs_wire::sums::Run;
 
 use crate::entry::{ColumnEntry, Key};
+use crate::error::Result;
 use crate::position::Place;
 
 /// The layer above. The log calls it without holding a lock of its own; calls may come from threads of the device: they take
@@ -28,7 +29,10 @@ pub trait Owner: Send + Sync + 'static {
 
     /// Names all columns and all chunks whose bytes lie in this log. Called on a thread that may block; changes go on
     /// meanwhile. What was there when this was called and is not named is dead, as if it were released.
-    fn live(&self, entries: &mut dyn Entries);
+    ///
+    /// # Errors
+    /// `PutOff` if something that is not named must stay for now: then there is no checkpoint, and nothing is dead.
+    fn live(&self, entries: &mut dyn Entries) -> Result<()>;
 }
 
 /// Takes what lives, for a checkpoint.

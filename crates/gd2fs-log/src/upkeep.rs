@@ -228,13 +228,22 @@ impl Inner {
         };
         let inner = Arc::clone(self);
         let written = self.runtime.spawn_blocking(move || {
-            Writer::create(&inner.checkpoint_path, &inner.device_id).map(|mut writer| {
-                owner.live(&mut writer);
-                inner.drop_unnamed(&position, &writer.named);
-                writer
-            })
+            let mut writer = match Writer::create(&inner.checkpoint_path, &inner.device_id) {
+                Ok(writer) => writer,
+                Err(error) => return Ok(Err(error)),
+            };
+            owner.live(&mut writer)?;
+            inner.drop_unnamed(&position, &writer.named);
+            Ok(Ok(writer))
         });
-        let mut writer = self.written(written.await)?;
+        let mut writer = match written.await {
+            Ok(Err(put_off)) => {
+                discard(&self.checkpoint_path);
+                return Err(put_off);
+            }
+            Ok(Ok(written)) => self.written(Ok(written))?,
+            Err(panicked) => self.written(Err(panicked))?,
+        };
         // What the entries do not name because of a note is not to come back in part if that note is never durable.
         self.state.lock().checkpointing = true;
         self.room.notify_waiters();

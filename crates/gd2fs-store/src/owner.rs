@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gd2fs_log::{ColumnEntry, Entries, Key, Owner, Place};
+use gd2fs_log::{ColumnEntry, Entries, Key, LogError, Owner, Place};
 use tokio::runtime::Handle;
 
 use crate::columns::Columns;
@@ -34,7 +34,8 @@ impl Owner for TierOwner {
         }
     }
 
-    fn live(&self, entries: &mut dyn Entries) {
+    fn live(&self, entries: &mut dyn Entries) -> Result<(), LogError> {
+        let mut moved = false;
         for column in self.columns.all() {
             let state = column.state.lock();
             if state.deleted || !state.logged {
@@ -46,6 +47,7 @@ impl Owner for TierOwner {
                 version: state.version,
                 state: column.log_state(&state),
             });
+            moved |= state.owed.has_former();
             for (index, chunk) in &state.chunks {
                 if let Some(record) =
                     chunk.record.as_ref().filter(|record| Arc::ptr_eq(&record.tier, &self.tier))
@@ -56,12 +58,18 @@ impl Owner for TierOwner {
             }
         }
         // A record may be missing above because its chunk has a newer one in another log. It is dead once the checkpoint counts,
-        // and what replaced it must be durable by then.
+        // and what replaced it must be durable by then; until it is, the former one is what a flush has promised. Where no chunk
+        // is on such a way, a log that has failed is nothing to this one.
         for other in &self.others {
             if let Err(error) = self.runtime.block_on(other.log.sync()) {
-                // What it had not made durable is lost with it, as it would be without this log's checkpoint.
-                tracing::warn!("{}: {error}", other.path.display());
+                let path = other.path.display();
+                if moved {
+                    let reason = format!("chunks are moving to {path}, which keeps nothing: {error}");
+                    return Err(LogError::PutOff(reason));
+                }
+                tracing::warn!("{path}: {error}");
             }
         }
+        Ok(())
     }
 }

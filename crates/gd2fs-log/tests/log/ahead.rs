@@ -93,7 +93,7 @@ impl Owner for Slow {
         self.shelf.damaged(key, version, place);
     }
 
-    fn live(&self, entries: &mut dyn Entries) {
+    fn live(&self, entries: &mut dyn Entries) -> gd2fs_log::Result<()> {
         self.shelf.live(entries)
     }
 }

@@ -156,13 +156,14 @@ impl Owner for Shelf {
         state.damaged.push(key);
     }
 
-    fn live(&self, entries: &mut dyn Entries) {
+    fn live(&self, entries: &mut dyn Entries) -> gd2fs_log::Result<()> {
         let state = self.state.lock();
         state.columns.values().for_each(|entry| entries.column(entry));
         state
             .chunks
             .values()
             .for_each(|entry| entries.chunk(entry.key, entry.version, &entry.runs, entry.place));
+        Ok(())
     }
 }
 

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use gd2fs_device::fault::PowerCut;
+use gd2fs_device::Kind;
+use gd2fs_device::fault::{Effect, Faults, PowerCut, Rule};
 use gd2fs_store::TierError;
 
 use super::tiers::{Disk, MIB, PATIENCE, column, get, put, run};
@@ -506,5 +507,57 @@ fn a_damaged_list_of_logs_is_refused() {
         fs::remove_file(disk.path("logs")).unwrap();
         let error = disk.try_open().await.err().expect("nothing says that the log is the last word");
         assert!(matches!(error, TierError::Stranger { .. }), "{error}");
+    });
+}
+
+#[test]
+fn what_moves_to_a_log_that_fails_stays_where_it_was() {
+    run(async {
+        let mut disk = disk(&["log0"]);
+        let store = disk.open().await;
+        let file = column(&store, 0).await;
+        put_all(&file, 1).await;
+        file.flush().await.unwrap();
+        store.close(PATIENCE).await.unwrap();
+        drop((file, store));
+        // Half of the chunks belong to another log now, and move there when they are written.
+        use_logs(&mut disk, &["log0", "log1"]);
+        disk.flush_delay = Duration::ZERO;
+        let faults = Faults::new(1);
+        (disk.faults, disk.faulty) = (Some(faults.clone()), Some("log1"));
+        let store = disk.open().await;
+        let file = column(&store, 0).await;
+        faults.add(Rule::new(Effect::Error(libc::EIO)).on(&[Kind::Sync]));
+        let mut failed = 0;
+        for chunk in 0..CHUNKS {
+            let again = put(&file, 0, chunk * u64::from(UNIT), &pattern(10_000, 100 + chunk as u8)).await;
+            failed += u64::from(again.is_err());
+        }
+        assert!(failed >= CHUNKS / 2, "the others' log has failed");
+        // Whatever the first log does meanwhile, checkpoints included.
+        let other = store.open(&super::tiers::file(9), 0).await.unwrap().0;
+        let (mut written, mut refused) = (0, 0);
+        while refused < 4 && written < 300 {
+            for chunk in 0..2 {
+                match put(&other, 0, chunk * u64::from(UNIT), &pattern(UNIT as usize, 7)).await {
+                    Ok(()) => written += 1,
+                    Err(_) => refused += u32::from(chunk == 1),
+                }
+            }
+        }
+        drop((file, other));
+        // It cannot end cleanly; nothing waits for what cannot come.
+        assert!(store.close(Duration::from_secs(1)).await.is_err());
+        drop(store);
+        use_logs(&mut disk, &["log0"]);
+        (disk.faults, disk.faulty) = (None, None);
+        let store = disk.open().await;
+        let file = column(&store, 0).await;
+        for chunk in 0..CHUNKS {
+            // What was not acknowledged is there, or what it was to replace, which was flushed.
+            let found = get(&file, chunk * u64::from(UNIT), 10_000).await.unwrap();
+            let either = [1, 100].map(|seed| pattern(10_000, seed + chunk as u8));
+            assert!(either.contains(&found), "chunk {chunk}");
+        }
     });
 }
