@@ -197,3 +197,41 @@ fn a_log_that_cannot_be_read_at_the_start_is_named_with_a_remedy_and_others_star
         assert_eq!(there, 8, "what the other log has");
     });
 }
+
+#[test]
+fn a_read_that_failed_or_was_given_up_holds_nothing() {
+    run(async {
+        let faults = Faults::new(1);
+        let mut disk = Disk::new(8 * MIB, 24 << 20);
+        disk.faults = Some(faults.clone());
+        let store = disk.open().await;
+        let old = column(&store, 0).await;
+        put_units(&old, 0..16, 1).await.unwrap();
+        store.close(PATIENCE).await.unwrap();
+        drop((old, store));
+        disk.flush_delay = Duration::ZERO;
+        let store = disk.open().await;
+        let old = column(&store, 0).await;
+        faults.add(Rule::new(Effect::Error(EIO)).on(&[Kind::Read]));
+        for unit in 8..16 {
+            get(&old, unit * U, UNIT).await.unwrap_err();
+        }
+        faults.clear();
+        faults.add(Rule::new(Effect::Slow(Duration::from_millis(200))).on(&[Kind::Read]));
+        for unit in 0..8 {
+            let soon = Duration::from_millis(20);
+            tokio::time::timeout(soon, get(&old, unit * U, UNIT)).await.err().expect("the disk is slower");
+        }
+        faults.clear();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let mut newer = Vec::new();
+        while is_whole(&old, 16) {
+            assert!(newer.len() < 24, "the log cannot hold that much beside the old file");
+            let column = store.open(&file(newer.len() as u8), 0).await.unwrap().0;
+            put_units(&column, 0..4, 2).await.unwrap();
+            column.flush().await.unwrap();
+            newer.push(column);
+        }
+        assert!(newer.iter().all(|column| is_whole(column, 4)), "what is idle goes first");
+    });
+}
