@@ -29,14 +29,15 @@ enum Looked<'a> {
     },
 }
 
-/// Opens the logs of a node. From here on `data` belongs to them and they to it.
+/// Opens the logs of a node, and tells whether those of its last life are among them. From here on `data` belongs to them and they
+/// to it.
 ///
 /// # Errors
 /// Everything about what exists is refused before anything is changed.
 pub(crate) async fn open_all(
     tiers: &Tiers,
     data: &DataDir,
-) -> Result<Vec<(Arc<Tier>, Recovered)>, TierError> {
+) -> Result<(Vec<(Arc<Tier>, Recovered)>, bool), TierError> {
     let mut all = Vec::with_capacity(tiers.logs.len());
     for wanted in &tiers.logs {
         all.push(look(wanted, tiers, data).await?);
@@ -48,13 +49,15 @@ pub(crate) async fn open_all(
         opened.push((tier, recovered));
         ids.push(id);
     }
+    let mut all_there = true;
     for absent in data.logs().iter().filter(|id| !ids.contains(id)) {
+        all_there = false;
         tracing::warn!(
             "node.logs: the log {absent} of the node's last life is not there; what it held is lost, also if it comes back"
         );
     }
     data.keep_logs(&ids)?;
-    Ok(opened)
+    Ok((opened, all_there))
 }
 
 async fn look<'a>(wanted: &'a LogDevice, tiers: &Tiers, data: &DataDir) -> Result<Looked<'a>, TierError> {
