@@ -42,6 +42,8 @@ pub struct ColumnState {
     pub end: u64,
     /// Whether it has reached no further.
     pub exact: bool,
+    /// Whether nothing of it has been lost so far.
+    pub whole: bool,
 }
 
 /// A chunk's bytes as they shall be kept.
@@ -198,7 +200,8 @@ pub(crate) struct RawEntry {
     width: U32,
     end: U64,
     exact: u8,
-    zeros: [u8; 3],
+    whole: u8,
+    zeros: [u8; 2],
 }
 
 impl RawEntry {
@@ -216,7 +219,8 @@ impl RawEntry {
             width: state.width.into(),
             end: state.end.into(),
             exact: state.exact.into(),
-            zeros: [0; 3],
+            whole: state.whole.into(),
+            zeros: [0; 2],
         }
     }
 
@@ -238,6 +242,7 @@ impl RawEntry {
             width: self.width.get(),
             end: self.end.get(),
             exact: self.exact != 0,
+            whole: self.whole != 0,
         }
     }
 }

@@ -24,7 +24,8 @@ fn key() -> Key {
 
 fn state() -> ColumnState {
     let (sealed, end) = (1 << 33, (1 << 33) + 5);
-    ColumnState { epoch: 5, born: 6, grant: 7, sealed, stripe_unit: 4 << 20, width: 8, end, exact: true }
+    let (exact, whole) = (true, false);
+    ColumnState { epoch: 5, born: 6, grant: 7, sealed, stripe_unit: 4 << 20, width: 8, end, exact, whole }
 }
 
 fn runs() -> Vec<Run> {

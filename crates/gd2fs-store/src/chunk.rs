@@ -9,7 +9,7 @@
 //! frame of its own. When that is published, the smaller part is copied: the write into the chunk's frame if nobody else holds
 //! that, or else the rest of the chunk into the new frame, which takes over.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use gd2fs_log::RUNS_MAX;
 use gd2fs_wire::guard::{Guard, stands};
@@ -51,8 +51,9 @@ pub(crate) struct Chunk {
     pub record: Option<Record>,
     /// A snapshot on its way to the log.
     pub appending: Option<Appending>,
-    /// Whoever holds it reads the chunk from the log into a frame; the others wait for it.
-    pub loading: Option<Arc<tokio::sync::Mutex<()>>>,
+    /// Whoever holds it reads the chunk from the log into a frame; the others wait for it. It ends with the last of them: one that
+    /// fails, or is not waited for any more, leaves nothing behind.
+    loading: Weak<tokio::sync::Mutex<()>>,
     /// The last try to read it from the log has failed.
     pub unreadable: bool,
 }
@@ -83,7 +84,7 @@ impl Chunk {
             dirty: None,
             record,
             appending: None,
-            loading: None,
+            loading: Weak::new(),
             unreadable: false,
         }
     }
@@ -124,9 +125,18 @@ impl Chunk {
     pub fn can_go(&self) -> bool {
         self.held.is_empty()
             && self.appending.is_none()
-            && self.loading.is_none()
+            && self.loading.strong_count() == 0
             && !self.runs.is_empty()
             && self.frame.as_ref().is_none_or(Frame::is_exclusive)
+    }
+
+    /// The turn of whoever lifts the chunk; while somebody has it or waits for it the chunk stays.
+    pub fn loading(&mut self) -> Arc<tokio::sync::Mutex<()>> {
+        self.loading.upgrade().unwrap_or_else(|| {
+            let loading = Arc::default();
+            self.loading = Arc::downgrade(&loading);
+            loading
+        })
     }
 
     /// Gives the frame up. The bytes that this frees.

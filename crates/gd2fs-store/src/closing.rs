@@ -30,10 +30,10 @@ impl Store {
     /// What each log did not get, and why; the code is that of the first. All are closed in any case, within a second more.
     pub async fn close(&self, patience: Duration) -> Result<(), Failure> {
         let until = Instant::now() + patience;
-        let (tiers, columns) = (&self.shared.tiers, self.columns.all());
-        // First: what the flushers write from here on says it too.
-        columns.iter().for_each(|column| column.keep_end_at_close());
+        // From here on there is no new column.
         self.shared.closing.store(true, Relaxed);
+        let (tiers, columns) = (&self.shared.tiers, self.columns.all());
+        columns.iter().for_each(|column| column.close());
         tiers.iter().for_each(|tier| tier.queue.wake.notify_one());
         let kept = if tiers.is_empty() { Ok(()) } else { self.keep_all(columns, until, patience).await };
         tiers.iter().for_each(|tier| tier.close());
@@ -77,7 +77,9 @@ impl Store {
         let mut ended = ends.join_all().await;
         ended.sort_by_key(|(index, _)| *index);
         let troubles = shared.tiers.iter().zip(ended).filter_map(|(tier, (_, end))| tier.left(end));
-        told(troubles.chain(owed))
+        told(troubles.chain(owed))?;
+        let noted = shared.data.note_stop();
+        noted.map_err(|error| Failure::new(Code::Internal, error.to_string()))
     }
 }
 

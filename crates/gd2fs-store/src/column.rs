@@ -46,8 +46,13 @@ pub(crate) struct State {
     /// Version of the last change of what is above.
     pub version: u64,
     pub deleted: bool,
+    /// This life is about to end: nothing is written any more.
+    pub closed: bool,
     pub chunks: BTreeMap<u64, Chunk>,
-    /// Below this file offset what is missing was there once: it was evicted, found damaged, or not kept by an earlier life.
+    /// Up to where it had reached in an earlier life, or with what is lost.
+    pub reached: u64,
+    /// Below this file offset what is missing was there once, or may have been: it was evicted, found damaged, or not kept by a
+    /// life that did not stop in order.
     pub lost_end: u64,
     /// Chunks that were found damaged and dropped, in this life of the node.
     pub damaged: BTreeSet<u64>,
@@ -75,14 +80,15 @@ pub struct Opened {
 impl Column {
     pub(crate) fn new(file: u128, geometry: Geometry, shared: Arc<Shared>) -> Column {
         let epoch = shared.data.epochs.highest(file, geometry.column);
-        Column::with(file, geometry, shared, State { epoch, ..State::default() })
-    }
-
-    pub(crate) fn with(file: u128, geometry: Geometry, shared: Arc<Shared>, state: State) -> Column {
-        let (state, progress) = (Mutex::new(state), Notify::new());
-        let column = Column { file, geometry, shared, state, progress, standing: Standing::default() };
+        let column = Column::with(file, geometry, shared, State { epoch, ..State::default() });
         column.touch();
         column
+    }
+
+    /// One that nobody has used in this life.
+    pub(crate) fn with(file: u128, geometry: Geometry, shared: Arc<Shared>, state: State) -> Column {
+        let (state, progress) = (Mutex::new(state), Notify::new());
+        Column { file, geometry, shared, state, progress, standing: Standing::default() }
     }
 
     pub fn file(&self) -> u128 {
@@ -287,6 +293,9 @@ impl Column {
         grant: u64,
         offset: u64,
     ) -> Result<(), Failure> {
+        if state.closed {
+            return Err(Failure::new(Code::ShuttingDown, format!("{}: the node is stopping", self.title())));
+        }
         self.check_epoch(state, epoch)?;
         self.check_grant(state, grant)?;
         self.check_grant_known(state, grant)?;
@@ -325,6 +334,7 @@ impl Column {
                 self.owe_forget(state, index);
             }
         }
+        state.reached = state.reached.min(state.sealed);
         state.lost_end = state.lost_end.min(state.sealed);
         state.evicted_end = state.evicted_end.min(state.sealed);
         Ok(())
@@ -357,6 +367,7 @@ impl Column {
             width: self.geometry.width,
             end: self.length(state),
             exact: state.end == End::Kept,
+            whole: state.lost_end == 0,
         }
     }
 

@@ -10,23 +10,40 @@ use thiserror::Error;
 use crate::epochs::Epochs;
 use crate::log_list;
 use crate::log_set::LogId;
-use crate::own_files::{CHECKPOINT, EPOCHS, INCARNATION, LOCK, LOGS, NEW, SUPERBLOCK};
+use crate::own_files::{CHECKPOINT, EPOCHS, INCARNATION, LOCK, LOGS, NEW, STOPPED, SUPERBLOCK};
 use crate::superblock::{Superblock, SuperblockError};
 
 const INCARNATION_MAGIC: &[u8; 8] = b"GD2FSINC";
 
+/// What is left where the directory cannot be restored.
+const ANEW: &str = "give an empty directory and remove the files of node.logs too (of block devices zero the first MiB): they belong to \
+                    this directory, and another one refuses them, so that what they hold is lost";
+
+/// What helps against an error of the system, where that can be told.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+            "; the node writes there: make it writable, or set node.data_dir to a directory that is"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; make room on that disk, or stop the node and move the directory of node.data_dir to a larger one"
+        }
+        _ => "",
+    }
+}
+
 /// Why a data directory cannot be used.
 #[derive(Debug, Error)]
 pub enum DataDirError {
-    #[error("{path}: {error}")]
+    #[error("{path}: {error}{}", remedy(error))]
     Io { path: PathBuf, error: io::Error },
     #[error("{0}: another process uses this data directory")]
     InUse(PathBuf),
     #[error("{path}: {error}")]
     Superblock { path: PathBuf, error: SuperblockError },
-    #[error("{0}: it holds an epochs journal but no superblock; restore it or give an empty directory")]
+    #[error("{0}: it holds an epochs journal but no superblock; restore it, or {ANEW}")]
     NoSuperblock(PathBuf),
-    #[error("{0}: it is damaged; give an empty directory")]
+    #[error("{0}: it is damaged; restore it, or {ANEW}")]
     Incarnation(PathBuf),
     #[error("incarnation {asked} is not above {last}, which this data directory saw already; register again")]
     NotHigher { asked: u32, last: u32 },
@@ -35,7 +52,7 @@ pub enum DataDirError {
          node.logs (of block devices zero the first MiB), with what they hold"
     )]
     Logs(PathBuf),
-    #[error("{path}: the record at byte {offset} is damaged; restore it or give an empty directory")]
+    #[error("{path}: the record at byte {offset} is damaged; restore it, or {ANEW}")]
     Journal { path: PathBuf, offset: usize },
 }
 
@@ -51,6 +68,7 @@ pub struct DataDir {
     pub(crate) incarnation: u32,
     /// Of the last life.
     logs: Vec<LogId>,
+    stopped: bool,
     path: PathBuf,
     _lock: File,
 }
@@ -71,7 +89,8 @@ impl DataDir {
         }
         let logs = log_list::read(&path.join(LOGS))?;
         raise_incarnation(&path.join(INCARNATION), incarnation)?;
-        Ok(DataDir { epochs: Epochs::open(&epochs_path)?, incarnation, logs, path: path.into(), _lock: lock })
+        let (epochs, stopped) = (Epochs::open(&epochs_path)?, path.join(STOPPED).exists());
+        Ok(DataDir { epochs, incarnation, logs, stopped, path: path.into(), _lock: lock })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -83,14 +102,31 @@ impl DataDir {
         &self.logs
     }
 
+    /// Whether the last life that served had everything in its logs when it ended.
+    pub(crate) fn stopped_in_order(&self) -> bool {
+        self.stopped
+    }
+
+    /// This life ends, and has. Durable when this returns.
+    pub(crate) fn note_stop(&self) -> Result<(), DataDirError> {
+        let path = self.path.join(STOPPED);
+        write_durably(&path, &[]).map_err(DataDirError::io(&path))
+    }
+
     /// Where the checkpoint of a log lies.
     pub(crate) fn checkpoint(&self, log: &LogId) -> PathBuf {
         self.path.join(format!("{CHECKPOINT}{log}"))
     }
 
     /// This life's logs, before it serves or changes anything: every other one has missed a life from here on. Durable when this
-    /// returns. Checkpoints of others are of no use any more.
+    /// returns. Checkpoints of others are of no use any more. That the last life stopped in order counts no longer, also if this one
+    /// ends before it has written anything.
     pub(crate) fn keep_logs(&self, logs: &[LogId]) -> Result<(), DataDirError> {
+        let stopped = self.path.join(STOPPED);
+        if self.stopped {
+            std::fs::remove_file(&stopped).map_err(DataDirError::io(&stopped))?;
+        }
+        // Makes the removal durable too: it is the same directory.
         log_list::write(&self.path.join(LOGS), logs)?;
         for entry in std::fs::read_dir(&self.path).map_err(DataDirError::io(&self.path))? {
             let path = entry.map_err(DataDirError::io(&self.path))?.path();

@@ -2,7 +2,8 @@
 //!
 //! A node that was started anew has what its logs have. They say of a column of plain file semantics up to where it had reached,
 //! and whether that is its end: a flush and a stop in order make it so, and the first write that grows it beyond is answered only
-//! once they say that it is not. What a grant writes ends at the seal; beyond it is nobody's yet.
+//! once they say that it is not. What is missing below it was never written if nothing was lost before and the last life stopped in
+//! order; after any other end it may be what had not reached a log. What a grant writes ends at the seal; beyond it is nobody's yet.
 
 use gd2fs_wire::{Code, Failure};
 
@@ -31,7 +32,7 @@ impl Column {
     pub(crate) fn length(&self, state: &State) -> u64 {
         // Chunks without runs wait for their first write; there are at most as many as writes in flight.
         let last = state.chunks.iter().rev().find(|(_, chunk)| !chunk.runs().is_empty());
-        last.map_or(0, |(index, chunk)| self.geometry.offset(*index, chunk.runs().end())).max(state.lost_end)
+        last.map_or(0, |(index, chunk)| self.geometry.offset(*index, chunk.runs().end())).max(state.reached)
     }
 
     /// The first file offset of this column below its length or seal whose byte is not there any more. Where the length is not
@@ -93,13 +94,17 @@ impl Column {
         may
     }
 
-    /// The same at the end of this life: the snapshots that follow and the checkpoint that ends it say it.
-    pub(crate) fn keep_end_at_close(&self) {
+    /// The same at the end of this life, also of a column that was placed here and has nothing yet: what the flushers write from here
+    /// on says it, and the checkpoint that ends the life. Nothing is written any more, so that what is missing below the end was
+    /// never there, if all that is comes to the logs.
+    pub(crate) fn close(&self) {
         let mut state = self.state.lock();
-        let will_be_logged = state.logged || !state.chunks.is_empty();
-        if will_be_logged && !state.deleted && self.keep_end(&mut state) {
-            state.version = self.shared.next_version();
+        state.closed = true;
+        if state.deleted || (state.born == 0 && !state.logged && state.chunks.is_empty()) {
+            return;
         }
+        state.logged |= self.keep_end(&mut state);
+        state.version = self.shared.next_version();
     }
 
     /// The column has just grown. Whether that counts only once it is durable: logs say that it ends before.

@@ -111,8 +111,10 @@ impl Shared {
         read_at > 0 && self.now_us().saturating_sub(read_at) < RECENT_US
     }
 
+    /// Nothing counts that was before this life.
     fn is_recent(&self, column: &Column) -> bool {
-        self.now_us().saturating_sub(column.rank().used_at) < RECENT_US
+        let used_at = column.rank().used_at;
+        used_at > 0 && self.now_us().saturating_sub(used_at) < RECENT_US
     }
 }
 

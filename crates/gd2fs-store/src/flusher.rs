@@ -95,7 +95,8 @@ pub(crate) async fn flush_behind(shared: Arc<Shared>, tier: Arc<Tier>) {
                             let begun = Instant::now();
                             let result = append.await;
                             shared.counters.flush_latency.record(begun.elapsed());
-                            let well = ended(&shared, &tier, &column, bytes, result.as_ref().err()).await;
+                            let well =
+                                ended(&shared, &tier, &column, (begun, bytes), result.as_ref().err()).await;
                             if result.is_err() {
                                 column.not_appended(&tier, index, version);
                             }
@@ -129,12 +130,12 @@ pub(crate) async fn flush_behind(shared: Arc<Shared>, tier: Arc<Tier>) {
     }
 }
 
-/// Whether the log takes more.
+/// Whether the log takes more after an append that began then and had so many bytes.
 async fn ended(
     shared: &Shared,
     tier: &Arc<Tier>,
     column: &Column,
-    bytes: usize,
+    (begun, bytes): (Instant, usize),
     error: Option<&LogError>,
 ) -> bool {
     let tenant = column.tenant();
@@ -160,7 +161,7 @@ async fn ended(
     if let Some(failure) = &trouble {
         tracing::warn!("{}: {failure}", tier.path.display());
     }
-    *tier.trouble.lock() = trouble;
+    *tier.trouble.lock() = trouble.map(|failure| (begun, failure));
     well
 }
 

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gd2fs_log::{LogError, Note, Place as LogPlace, Snapshot, cover};
 use gd2fs_transport::Slice;
@@ -39,7 +39,7 @@ pub(crate) struct Owed {
 }
 
 impl Owed {
-    fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.state.is_none() && self.gone.is_empty() && self.kept.is_empty() && self.former.is_empty()
     }
 
@@ -128,8 +128,9 @@ impl Column {
         // Before the state: a grant that is durable is not opened again, and what it has dropped must not come back under it.
         self.forget(|owed| &mut owed.gone).await?;
         self.settle_state().await?;
+        let since = Instant::now();
         for (index, change) in &kept {
-            self.kept(*index, *change).await?;
+            self.kept(*index, *change, since).await?;
         }
         {
             let owed = &mut self.state.lock().owed;
@@ -201,7 +202,7 @@ impl Column {
     /// Returns when everything that was acknowledged before is durable.
     ///
     /// # Errors
-    /// UNSUPPORTED without a log; NO_SPACE, INTERNAL if the log takes nothing.
+    /// UNSUPPORTED without a log; NO_SPACE, INTERNAL if the log takes nothing; LOST if something went meanwhile.
     pub async fn flush(self: &Arc<Self>) -> Result<(), Failure> {
         drop(self.lock_alive()?);
         if self.shared.tiers.is_empty() {
@@ -210,6 +211,7 @@ impl Column {
         }
         let changes: Vec<(u64, u64)> = {
             let mut state = self.lock_alive()?;
+            self.touch();
             if self.keep_end(&mut state) {
                 // Where there are bytes and no log knows them, their snapshots will say it.
                 state.logged |= state.chunks.is_empty();
@@ -221,12 +223,24 @@ impl Column {
         for (index, _) in &changes {
             self.hurry(*index);
         }
+        let since = Instant::now();
         self.settle().await?;
         for (index, change) in changes {
-            self.written(index, change).await?;
+            if self.written(index, change, since).await?.is_none() {
+                self.check_lost(index)?;
+            }
         }
         self.shared.sync_logs().await?;
         self.settle_former().await
+    }
+
+    /// Whether a chunk that is gone was given up, and not dropped by whoever may do that.
+    fn check_lost(&self, index: u64) -> Result<(), Failure> {
+        let state = self.lock_alive()?;
+        let start = self.geometry.offset(index, 0);
+        let failure = self.missing(&state, start, start + 1);
+        let gone = self.gap(&state, start, start + 1).is_some();
+        if gone && failure.code == Code::Lost { Err(failure) } else { Ok(()) }
     }
 
     fn hurry(self: &Arc<Self>, index: u64) {
@@ -236,15 +250,21 @@ impl Column {
     }
 
     /// Returns when a snapshot of this change, or of a later one, is durable, or the chunk is gone.
-    async fn kept(self: &Arc<Self>, index: u64, change: u64) -> Result<(), Failure> {
-        match self.written(index, change).await? {
+    async fn kept(self: &Arc<Self>, index: u64, change: u64, since: Instant) -> Result<(), Failure> {
+        match self.written(index, change, since).await? {
             Some(tier) => tier.log.sync().await.map_err(|error| failure_of(&error)),
             None => Ok(()),
         }
     }
 
-    /// Returns when the log has a snapshot of this change or a later one; None: the chunk is gone.
-    async fn written(self: &Arc<Self>, index: u64, change: u64) -> Result<Option<Arc<Tier>>, Failure> {
+    /// Returns when the log has a snapshot of this change or a later one; None: the chunk is gone. Of the troubles of the log those
+    /// count that it had `since` the wait began.
+    async fn written(
+        self: &Arc<Self>,
+        index: u64,
+        change: u64,
+        since: Instant,
+    ) -> Result<Option<Arc<Tier>>, Failure> {
         let Some(tier) = self.shared.tier_of(&self.key(index)) else { return Ok(None) };
         loop {
             let progress = self.progress.notified();
@@ -257,7 +277,7 @@ impl Column {
                     return Ok(Some(Arc::clone(&record.tier)));
                 }
                 Some(chunk) => {
-                    tier.check()?;
+                    tier.check_since(since)?;
                     if chunk.appending.is_none() {
                         // An older snapshot was on its way when this was hurried before.
                         self.hurry(index);
@@ -406,7 +426,13 @@ impl Column {
     pub(crate) fn lose(&self, state: &mut State, index: u64, why: Loss) {
         let Some(chunk) = state.chunks.remove(&index) else { return };
         let end = self.geometry.offset(index, chunk.runs().end());
+        state.reached = state.reached.max(end);
+        let was_whole = state.lost_end == 0;
         state.lost_end = state.lost_end.max(end);
+        if was_whole {
+            // Before the log forgets it: what is missing then would be taken for what was never written.
+            self.owe_state(state);
+        }
         match why {
             Loss::Evicted => state.evicted_end = state.evicted_end.max(end),
             Loss::Damaged => drop(state.damaged.insert(index)),

@@ -32,14 +32,15 @@ enum Looked<'a> {
     },
 }
 
-/// Opens the logs of a node. From here on `data` belongs to them and they to it.
+/// Opens the logs of a node, and tells whether those of its last life are among them. From here on `data` belongs to them and they
+/// to it.
 ///
 /// # Errors
 /// Everything about what exists is refused before anything is changed.
 pub(crate) async fn open_all(
     tiers: &Tiers,
     data: &DataDir,
-) -> Result<Vec<(Arc<Tier>, Recovered)>, TierError> {
+) -> Result<(Vec<(Arc<Tier>, Recovered)>, bool), TierError> {
     tiers.check_places(data.path())?;
     let mut all = Vec::with_capacity(tiers.logs.len());
     for wanted in &tiers.logs {
@@ -53,7 +54,9 @@ pub(crate) async fn open_all(
         opened.push((tier, recovered));
         ids.push(id);
     }
+    let mut all_there = true;
     for absent in data.logs().iter().filter(|id| !ids.contains(id)) {
+        all_there = false;
         tracing::warn!(
             "node.logs: the log {absent} of the node's last life is not named any more. What it held is lost (its clients see LOST: \
              tokens are computed again, files have to be written again), from now on also if it comes back. If that was not meant, \
@@ -61,7 +64,7 @@ pub(crate) async fn open_all(
         );
     }
     data.keep_logs(&ids)?;
-    Ok(opened)
+    Ok((opened, all_there))
 }
 
 async fn look<'a>(wanted: &'a LogDevice, tiers: &Tiers, data: &DataDir) -> Result<Looked<'a>, TierError> {

@@ -18,6 +18,8 @@ pub(crate) const INCARNATION: &str = "incarnation";
 pub(crate) const LOCK: &str = "lock";
 /// The ids of the last life's logs.
 pub(crate) const LOGS: &str = "logs";
+/// There while the last life is one that stopped in order.
+pub(crate) const STOPPED: &str = "stopped";
 /// Before a log's id, the name of its checkpoint; the log makes neighbours of that.
 pub(crate) const CHECKPOINT: &str = "checkpoint-";
 /// Behind a name: what is to replace the file, see `write_durably`.
@@ -33,7 +35,7 @@ fn is_own(name: &OsStr) -> bool {
     let name = name.as_encoded_bytes();
     let plain = name.strip_suffix(NEW.as_bytes()).and_then(|rest| rest.strip_suffix(b".")).unwrap_or(name);
     name.starts_with(CHECKPOINT.as_bytes())
-        || [SUPERBLOCK, EPOCHS, INCARNATION, LOCK, LOGS, RUNNING_LOCK]
+        || [SUPERBLOCK, EPOCHS, INCARNATION, LOCK, LOGS, STOPPED, RUNNING_LOCK]
             .iter()
             .any(|own| plain == own.as_bytes())
 }

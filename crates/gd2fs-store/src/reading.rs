@@ -94,9 +94,7 @@ impl Column {
                 return Ok(view);
             }
         }
-        let message =
-            format!("{}: memory is short, so that what was read went again; try again", self.title());
-        Err(Failure::new(Code::Overloaded, message))
+        Err(self.restless())
     }
 
     /// Counts a read, which waited for the log since then if it did.
@@ -252,20 +250,13 @@ impl Column {
 
     /// Lifts a cold chunk into memory, together with others who want it too. Ok also if it went meanwhile.
     pub(crate) async fn lift(self: &Arc<Self>, index: u64) -> Result<(), Failure> {
-        loop {
-            let (loading, found, capacity) = {
-                let mut state = self.state.lock();
-                let Some(chunk) = state.chunks.get_mut(&index).filter(|chunk| chunk.is_cold()) else {
-                    return Ok(());
-                };
-                let loading = Arc::clone(chunk.loading.get_or_insert_default());
-                let runs = chunk.runs().as_slice().to_vec();
-                (loading, Where::of(chunk, runs, true), chunk.runs().end() as usize)
+        for _ in 0..TRIES_MAX {
+            let Some(loading) = self.cold(index, Chunk::loading) else { return Ok(()) };
+            let _turn = loading.lock_owned().await;
+            let look = |chunk: &mut Chunk| {
+                (Where::of(chunk, chunk.runs().as_slice().to_vec(), true), chunk.runs().end() as usize)
             };
-            let Ok(_turn) = Arc::clone(&loading).try_lock_owned() else {
-                drop(loading.lock().await);
-                continue;
-            };
+            let Some((found, capacity)) = self.cold(index, look) else { return Ok(()) };
             let frame = self.frame(capacity).await?;
             let blocks = gd2fs_log::cover(&found.runs);
             if !self.read_record(index, &found, &frame, blocks, 0).await? {
@@ -273,17 +264,27 @@ impl Column {
             }
             self.verify_record(index, &found, &Extent { frame: frame.clone(), first: 0 })?;
             let mut state = self.state.lock();
-            if let Some(chunk) = state.chunks.get_mut(&index) {
-                chunk.loading = None;
-                if is_still(chunk, &found) {
-                    self.shared.counters.lifted_bytes.fetch_add(frame.capacity() as u64, Relaxed);
-                    chunk.lift(frame);
-                    chunk.used_at = self.shared.now_us();
-                    self.list_dram(&mut state);
-                    return Ok(());
-                }
+            if let Some(chunk) = state.chunks.get_mut(&index).filter(|chunk| is_still(chunk, &found)) {
+                self.shared.counters.lifted_bytes.fetch_add(frame.capacity() as u64, Relaxed);
+                chunk.lift(frame);
+                chunk.used_at = self.shared.now_us();
+                self.list_dram(&mut state);
+                return Ok(());
             }
         }
+        Err(self.restless())
+    }
+
+    /// Looks at a chunk that is cold; None: it is not, or has gone.
+    fn cold<T>(&self, index: u64, look: impl FnOnce(&mut Chunk) -> T) -> Option<T> {
+        self.state.lock().chunks.get_mut(&index).filter(|chunk| chunk.is_cold()).map(look)
+    }
+
+    /// What is wanted is somewhere else whenever it is looked at.
+    fn restless(&self) -> Failure {
+        let message =
+            format!("{}: memory is short, so that what was read went again; try again", self.title());
+        Failure::new(Code::Overloaded, message)
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gd2fs_log::{ColumnEntry, Recovered};
 use tokio::task::JoinSet;
@@ -17,15 +17,18 @@ use crate::geometry::Geometry;
 use crate::store::{Store, bury};
 use crate::tier::Record;
 
-/// Columns whose former records are being forgotten: each has at most 64 notes under way, of the 4,096 that a log lets wait.
-const FORGETTING_MAX: usize = 32;
+/// Columns whose void records are being forgotten: each has at most 64 notes under way, of the 4,096 that a log lets wait.
+const SETTLING_MAX: usize = 32;
 /// A log that was full when its node ended frees segments first; the start waits a second for it.
-const FORGETTING_ATTEMPTS: u32 = 10;
-const FORGETTING_PAUSE: Duration = Duration::from_millis(100);
+const SETTLING_ATTEMPTS: u32 = 10;
+const SETTLING_PAUSE: Duration = Duration::from_millis(100);
+/// Each column that goes is a sync: at 1 ms, as many as files of 4 MiB are in the surplus of a log of 100 GB.
+const SURPLUS_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Takes over what each log of the store has found.
-pub(crate) fn recover(store: &Store, found: Vec<Recovered>) {
+/// Takes over what each log of the store has found. `all_there`: the logs of the last life are among them.
+pub(crate) fn recover(store: &Store, found: Vec<Recovered>, all_there: bool) {
     let shared = &store.shared;
+    let in_order = all_there && shared.data.stopped_in_order() && found.iter().all(is_complete);
     let newest = found.iter().map(|recovered| recovered.version_max).max().unwrap_or(0);
     shared.version.store(newest, Relaxed);
     let counters = &shared.counters;
@@ -51,7 +54,8 @@ pub(crate) fn recover(store: &Store, found: Vec<Recovered>) {
             (known.version, known.logged) = (version, true);
             known.end = if state.exact { End::Kept } else { End::Placed };
             // What a grant wrote beyond the seal counts for nothing, so that nobody misses it.
-            known.lost_end = if state.grant == 0 { state.end } else { 0 };
+            known.reached = if state.grant == 0 { state.end } else { 0 };
+            known.lost_end = if in_order && state.whole { 0 } else { known.reached };
             shapes.insert((file, column), geometry);
         }
     }
@@ -92,18 +96,44 @@ pub(crate) fn recover(store: &Store, found: Vec<Recovered>) {
     }
 }
 
-/// Where several logs had a record of a chunk, all but the newest are void for good before anything is served. A log that cannot
-/// be told leaves it owed: until it is, no flush of that column succeeds.
-pub(crate) async fn forget_former(store: &Store) {
-    for _ in 0..FORGETTING_ATTEMPTS {
+/// Whether a log has all that the checkpoint of a stop in order said, and what came after it. One that is new has nothing to say.
+fn is_complete(log: &Recovered) -> bool {
+    let missing = log.damaged_records + log.dropped_records;
+    missing == 0 && !log.given_up && (log.from_checkpoint || log.columns.is_empty())
+}
+
+/// What a life that was killed has left beyond the share of a log goes before anything is served or told, rather than all at once
+/// with the first write. What does not go in the time goes then.
+pub(crate) async fn evict_surplus(store: &Store) {
+    let (shared, began) = (&store.shared, Instant::now());
+    for tier in &shared.tiers {
+        while tier.surplus().is_some() && began.elapsed() < SURPLUS_TIME_MAX {
+            // The least that is given up at once, so that the clock is looked at in between.
+            match shared.evict_log(tier, 1, &shared.tenants.nobody).await {
+                Ok(freed) if freed > 0 => {}
+                Ok(_) => break,
+                Err(failure) => {
+                    // The notes are owed, see `settle_all`.
+                    tracing::warn!("{}: {failure}", tier.path.display());
+                    tokio::time::sleep(SETTLING_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+/// What was given up is void for good before anything is served, and where several logs had a record of a chunk, so are all but the
+/// newest. A log that cannot be told leaves it owed: until it is, no flush of that column succeeds.
+pub(crate) async fn settle_all(store: &Store) {
+    for _ in 0..SETTLING_ATTEMPTS {
         let mut columns = store.columns.all();
-        columns.retain(|column| column.state.lock().owed.has_former());
+        columns.retain(|column| !column.state.lock().owed.is_empty());
         if columns.is_empty() {
             return;
         }
         let (mut settling, mut failed) = (JoinSet::new(), None);
         for column in columns {
-            if settling.len() == FORGETTING_MAX
+            if settling.len() == SETTLING_MAX
                 && let Some(Ok(Err(failure))) = settling.join_next().await
             {
                 failed = Some(failure);
@@ -114,7 +144,7 @@ pub(crate) async fn forget_former(store: &Store) {
             failed = ended.unwrap_or(Ok(())).err().or(failed);
         }
         let Some(failure) = failed else { return };
-        tracing::warn!("a log still has bytes that another log has newer: {}", failure.message);
-        tokio::time::sleep(FORGETTING_PAUSE).await;
+        tracing::warn!("a log still has bytes that are void: {}", failure.message);
+        tokio::time::sleep(SETTLING_PAUSE).await;
     }
 }

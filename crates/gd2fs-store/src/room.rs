@@ -13,7 +13,7 @@ use crate::tenants::Tenant;
 
 /// What is dirty now may be clean so soon. A disk takes 64 MiB in a tenth of this; whoever waits longer is told NO_SPACE, or
 /// why a log takes nothing, before the payload of a write is sent.
-const WAIT_MAX: Duration = Duration::from_secs(2);
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(2);
 /// Frames also come back without a word, from readers that end.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// So long a write waits for the log, while that has something to write, rather than push out what is being read.

@@ -14,7 +14,7 @@ use crate::tenants::Tenant;
 pub(crate) struct Standing {
     tenant: OnceLock<Arc<Tenant>>,
     priority: AtomicU8,
-    /// Microseconds of the store; it never sinks.
+    /// Microseconds of the store; it never sinks. 0: not in this life.
     used_at: AtomicU64,
     /// When it was last read; 0: never.
     read_at: AtomicU64,
@@ -39,7 +39,7 @@ impl Column {
 
     /// Notes that somebody uses the column, and says when.
     pub(crate) fn touch(&self) -> u64 {
-        let now = self.shared.now_us();
+        let now = self.shared.now_us().max(1);
         self.touch_at(now);
         now
     }
@@ -47,7 +47,7 @@ impl Column {
     /// The same of a reader.
     pub(crate) fn touch_read(&self) -> u64 {
         let now = self.touch();
-        self.standing.read_at.store(now.max(1), Relaxed);
+        self.standing.read_at.store(now, Relaxed);
         now
     }
 

@@ -1,6 +1,7 @@
 //! All columns of a node.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,7 @@ use crate::log_set::open_all;
 use crate::owner::TierOwner;
 use crate::pins::Pins;
 use crate::precedence::Precedence;
-use crate::recovery::{forget_former, recover};
+use crate::recovery::{evict_surplus, recover, settle_all};
 use crate::scrub::Scrubber;
 use crate::shared::{Counters, Shared};
 use crate::tenants::Tenants;
@@ -61,7 +62,7 @@ impl Store {
     /// # Errors
     /// Why a log cannot be used; what exists is then left as it was.
     pub async fn with_logs(memory_bytes: usize, data: DataDir, tiers: Tiers) -> Result<Store, TierError> {
-        let opened = open_all(&tiers, &data).await?;
+        let (opened, all_there) = open_all(&tiers, &data).await?;
         let (logs, found): (Vec<Arc<Tier>>, Vec<Recovered>) = opened.into_iter().unzip();
         let dirty_bytes_max = match tiers.dirty_bytes_max {
             0 => memory_bytes / 2,
@@ -69,7 +70,7 @@ impl Store {
         };
         let mut store =
             Store::over(memory_bytes, data, tiers.flush_delay, dirty_bytes_max, logs, tiers.tenant_share);
-        recover(&store, found);
+        recover(&store, found, all_there);
         for tier in &store.shared.tiers {
             tier.warn_if_small();
             let others =
@@ -81,7 +82,8 @@ impl Store {
             let flusher = tokio::spawn(flush_behind(Arc::clone(&store.shared), tier));
             store.flushers.get_mut().push(flusher);
         }
-        forget_former(&store).await;
+        evict_surplus(&store).await;
+        settle_all(&store).await;
         Ok(store)
     }
 
@@ -212,6 +214,10 @@ impl Store {
         }
         let name = (file, geometry.column);
         let mut shard = self.columns.lock(name);
+        if self.shared.closing.load(Relaxed) && shard.get(&name).is_none() {
+            // It would miss what `close` does with every column.
+            return Err(Failure::new(Code::ShuttingDown, "the node is stopping and takes no new files"));
+        }
         let slot = shard
             .entry(name)
             .or_insert_with(|| Slot::Live(Arc::new(Column::new(file, geometry, self.shared.clone()))));

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gd2fs_log::{Log, LogError, Place, Stats};
 use gd2fs_wire::sums::Run;
@@ -14,6 +14,7 @@ use thiserror::Error;
 use crate::data_dir::DataDirError;
 use crate::dirty::{Behind, Queue};
 use crate::ledger::Held;
+use crate::room::WAIT_MAX;
 
 /// Of files for which nobody asks for another one (control's default).
 pub const STRIPE_UNIT_DEFAULT: u32 = 4 << 20;
@@ -93,8 +94,8 @@ pub(crate) struct Tier {
     pub log: Log,
     pub queue: Queue,
     pub behind: Arc<Behind>,
-    /// Why the last append failed, until one succeeds.
-    pub trouble: Mutex<Option<Failure>>,
+    /// Why the last append failed, and when it was begun, until one succeeds.
+    pub trouble: Mutex<Option<(Instant, Failure)>>,
     /// One gives chunks up at a time.
     pub evicting: tokio::sync::Mutex<()>,
     closed: AtomicBool,
@@ -150,8 +151,19 @@ impl Tier {
     pub fn check(&self) -> Result<(), Failure> {
         match self.log.failed() {
             Some(why) => Err(Failure::new(Code::Internal, why)),
-            None => self.trouble.lock().clone().map_or(Ok(()), Err),
+            None => self.trouble.lock().clone().map_or(Ok(()), |(_, failure)| Err(failure)),
         }
+    }
+
+    /// The same for somebody who has been waiting since then: what failed before says nothing, and a log that is full may have
+    /// room as soon as what is in it was not used just now.
+    pub fn check_since(&self, since: Instant) -> Result<(), Failure> {
+        let tried = self.trouble.lock().as_ref().is_some_and(|(begun, _)| *begun >= since);
+        if !tried && self.log.failed().is_none() {
+            return Ok(());
+        }
+        let waits = |failure: &Failure| failure.code == Code::NoSpace && since.elapsed() < WAIT_MAX;
+        self.check().or_else(|failure| if waits(&failure) { Ok(()) } else { Err(failure) })
     }
 }
 
@@ -190,7 +202,12 @@ pub(crate) fn live_bytes_max(stats: &Stats) -> u64 {
 /// A log's answer as a client learns it.
 pub(crate) fn failure_of(error: &LogError) -> Failure {
     let code = match error {
-        LogError::NoSpace { .. } => Code::NoSpace,
+        // Its own words are for whoever owns the log.
+        LogError::NoSpace { .. } => {
+            let message = "the log of the node is full, and what is in it was used just now, is pinned, or is a tenant's share; \
+                           try again later, delete files, or give the node a larger log (node.log_bytes)";
+            return Failure::new(Code::NoSpace, message);
+        }
         LogError::Overloaded => Code::Overloaded,
         LogError::Closed => Code::ShuttingDown,
         LogError::Device(error) if error.is_retryable() => Code::Overloaded,

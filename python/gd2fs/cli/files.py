@@ -222,7 +222,7 @@ def warm(path: RemotePath, control: ControlOption = None, as_json: JsonFlag = Fa
 
 
 def flush(path: RemotePath, control: ControlOption = None, as_json: JsonFlag = False) -> None:
-    """Wait until all that was written to a file is durable. Fails if something of it is lost."""
+    """Wait until all that was written to a file is durable. Fails if something of it is lost, or may be."""
     from gd2fs.errors import Lost
 
     with connect(control) as client:
@@ -232,7 +232,7 @@ def flush(path: RemotePath, control: ControlOption = None, as_json: JsonFlag = F
     if gone is not None:
         raise Lost(
             f"{path}: the rest is durable, but [{gone.start}, {gone.end}) is lost, if it was written; "
-            "write it again"
+            "write it again, zeros where nothing was"
         )
     if as_json:
         print_json({"path": path, "durable": True})

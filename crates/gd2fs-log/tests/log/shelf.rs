@@ -264,6 +264,7 @@ impl Content {
             width: 1,
             end: self.version * 7,
             exact: self.version.is_multiple_of(2),
+            whole: self.version.is_multiple_of(3),
         }
     }
 

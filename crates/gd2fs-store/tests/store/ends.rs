@@ -122,6 +122,130 @@ fn a_stop_in_order_keeps_the_ends_of_all_files_with_few_syncs() {
 }
 
 #[test]
+fn an_empty_column_is_known_after_a_stop_in_order() {
+    run(async {
+        let mut disk = Disk::new(16 * MIB, 64 << 20);
+        for placed in [1, 2] {
+            let store = disk.open().await;
+            let wanted = Capability { columns: vec![(1, placed)], ..file(placed as u8) };
+            drop(store.open(&wanted, 0).await.unwrap());
+            store.close(PATIENCE).await.unwrap();
+            drop(store);
+            let store = disk.open().await;
+            let known = store.stat(0x0101_0101_0101_0101_0101_0101_0101_0101 * u128::from(placed), 0);
+            let opened = store.open(&wanted, 0).await.unwrap().1;
+            // The second was placed in a life that ended without having heard of it.
+            assert_eq!((known.is_some(), opened.lost, opened.length), (placed == 1, placed == 2, 0));
+            drop(store);
+        }
+    });
+}
+
+/// A file of two units with a hole in the middle, another inside the first, and a third one between.
+async fn put_with_holes(store: &Store) -> Arc<Column> {
+    let written = column(store, 0).await;
+    put(&written, 0, 100, &pattern(1000, 1)).await.unwrap();
+    put(&written, 0, 3 * U, &pattern(1000, 2)).await.unwrap();
+    written
+}
+
+const HOLES: [u64; 3] = [0, 1100, U];
+
+#[test]
+fn a_hole_is_a_hole_after_a_stop_in_order_and_only_then() {
+    run(async {
+        let mut disk = Disk::new(16 * MIB, 64 << 20);
+        let store = disk.open().await;
+        put_with_holes(&store).await;
+        store.close(PATIENCE).await.unwrap();
+        drop(store);
+        for life in 0..2 {
+            let store = disk.open().await;
+            let found = column(&store, 0).await;
+            for hole in HOLES {
+                assert_eq!(code(get(&found, hole, 10).await), Code::Hole, "life {life}");
+            }
+            let tiers = found.whereabouts(0, 3 * U).unwrap().extents;
+            assert!(tiers.iter().all(|(.., tier)| *tier != Tier::Lost), "{tiers:?}");
+            assert_eq!(told(&store), (3 * U + 1000, false, Some(0)));
+            found.flush().await.unwrap();
+            store.close(PATIENCE).await.unwrap();
+        }
+        // What this life has acknowledged and not written is no hole, and nobody knows which it is.
+        let store = disk.open().await;
+        let found = column(&store, 0).await;
+        put(&found, 0, U, &pattern(1000, 3)).await.unwrap();
+        drop((found, store));
+        for _ in 0..2 {
+            let store = disk.open().await;
+            let found = column(&store, 0).await;
+            for hole in HOLES {
+                assert_eq!(code(get(&found, hole, 10).await), Code::Lost);
+            }
+            assert!(get(&found, 3 * U, 1000).await.unwrap() == pattern(1000, 2));
+            store.close(PATIENCE).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_stop_in_order_counts_for_one_start_also_if_that_life_writes_nothing() {
+    run(async {
+        let mut disk = Disk::new(16 * MIB, 64 << 20);
+        let store = disk.open().await;
+        put_with_holes(&store).await;
+        store.close(PATIENCE).await.unwrap();
+        drop(store);
+        drop(disk.open().await);
+        assert_eq!(code(get(&column(&disk.open().await, 0).await, U, 10).await), Code::Lost);
+    });
+}
+
+#[test]
+fn what_a_log_that_is_not_there_had_is_no_hole() {
+    run(async {
+        let mut disk = Disk::new(16 * MIB, 64 << 20);
+        disk.logs = 2;
+        let store = disk.open().await;
+        let written = column(&store, 0).await;
+        for unit in 0..4 {
+            put(&written, 0, unit * U, &pattern(1000, 1)).await.unwrap();
+        }
+        store.close(PATIENCE).await.unwrap();
+        drop((written, store));
+        disk.logs = 1;
+        let store = disk.open().await;
+        let found = column(&store, 0).await;
+        for unit in 0..4 {
+            match get(&found, unit * U, 1000).await {
+                Ok(bytes) => assert!(bytes == pattern(1000, 1)),
+                Err(failure) => assert_eq!(failure.code, Code::Lost, "{failure}"),
+            }
+        }
+        assert_eq!(code(get(&found, 2000, 10).await), Code::Lost);
+    });
+}
+
+#[test]
+fn nothing_is_written_once_the_store_has_closed() {
+    run(async {
+        let mut disk = Disk::new(16 * MIB, 64 << 20);
+        let store = disk.open().await;
+        let written = put_with_holes(&store).await;
+        let late = written.begin_write(1, 0, U, 10).await.unwrap();
+        fill(&late, &[1; 10]);
+        store.close(PATIENCE).await.unwrap();
+        let sums = sums::piece_sums(U, &[1; 10]);
+        // SAFETY: `fill` is over.
+        assert_eq!(code(unsafe { late.publish(&sums, None, || false) }.await), Code::ShuttingDown);
+        assert_eq!(code(put(&written, 0, U, b"abc").await), Code::ShuttingDown);
+        assert_eq!(code(store.open(&file(9), 0).await), Code::ShuttingDown);
+        drop((written, store));
+        assert_eq!(code(get(&column(&disk.open().await, 0).await, U, 10).await), Code::Hole);
+    });
+}
+
+#[test]
 fn what_was_evicted_counts_after_a_stop_in_order() {
     run(async {
         let mut disk = Disk::new(4 * MIB, 24 << 20);

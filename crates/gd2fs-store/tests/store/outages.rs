@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use gd2fs_device::Kind;
 use gd2fs_device::fault::{Effect, Faults, Rule};
 use gd2fs_store::TierError;
-use gd2fs_wire::messages::Tier;
+use gd2fs_wire::messages::{PinItem, Tier};
 
 use super::tiers::{Disk, MIB, PATIENCE, column, file, get, put, run};
 use super::*;
@@ -195,5 +195,172 @@ fn a_log_that_cannot_be_read_at_the_start_is_named_with_a_remedy_and_others_star
             }
         }
         assert_eq!(there, 8, "what the other log has");
+    });
+}
+
+#[test]
+fn a_read_that_failed_or_was_given_up_holds_nothing() {
+    run(async {
+        let faults = Faults::new(1);
+        let mut disk = Disk::new(8 * MIB, 24 << 20);
+        disk.faults = Some(faults.clone());
+        let store = disk.open().await;
+        let old = column(&store, 0).await;
+        put_units(&old, 0..16, 1).await.unwrap();
+        store.close(PATIENCE).await.unwrap();
+        drop((old, store));
+        disk.flush_delay = Duration::ZERO;
+        let store = disk.open().await;
+        let old = column(&store, 0).await;
+        faults.add(Rule::new(Effect::Error(EIO)).on(&[Kind::Read]));
+        for unit in 8..16 {
+            get(&old, unit * U, UNIT).await.unwrap_err();
+        }
+        faults.clear();
+        faults.add(Rule::new(Effect::Slow(Duration::from_millis(200))).on(&[Kind::Read]));
+        for unit in 0..8 {
+            let soon = Duration::from_millis(20);
+            tokio::time::timeout(soon, get(&old, unit * U, UNIT)).await.expect_err("the disk is slower");
+        }
+        faults.clear();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let mut newer = Vec::new();
+        while is_whole(&old, 16) {
+            assert!(newer.len() < 24, "the log cannot hold that much beside the old file");
+            let column = store.open(&file(newer.len() as u8), 0).await.unwrap().0;
+            put_units(&column, 0..4, 2).await.unwrap();
+            column.flush().await.unwrap();
+            newer.push(column);
+        }
+        assert!(newer.iter().all(|column| is_whole(column, 4)), "what is idle goes first");
+    });
+}
+
+#[test]
+fn a_disk_that_works_again_is_asked_before_its_former_failure_is_told() {
+    run(async {
+        let faults = Faults::new(1);
+        let mut disk = Disk::new(16 * MIB, 24 << 20);
+        disk.faults = Some(faults.clone());
+        let store = disk.open().await;
+        let one = column(&store, 0).await;
+        let other = store.open(&file(7), 0).await.unwrap().0;
+        for file in [&one, &other] {
+            put_units(file, 0..1, 1).await.unwrap();
+            file.flush().await.unwrap();
+        }
+        faults.add(Rule::new(Effect::Error(EIO)).on(&[Kind::Write, Kind::WriteSync]));
+        put(&one, 0, U, b"abc").await.unwrap_err();
+        assert_eq!(code(one.flush().await), Code::Internal);
+        // It is asked more and more seldom.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        faults.clear();
+        put(&other, 0, 0, b"abc").await.unwrap();
+        other.flush().await.unwrap();
+        one.flush().await.unwrap();
+    });
+}
+
+#[test]
+fn a_flush_waits_while_all_that_a_full_log_has_was_used_just_now() {
+    run(async {
+        let mut disk = Disk::new(16 * MIB, 24 << 20);
+        disk.flush_delay = Duration::ZERO;
+        let store = Arc::new(disk.open().await);
+        let writers = (0..6).map(|writer| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move {
+                for round in 0..4 {
+                    let column = store.open(&file(writer * 4 + round), 0).await.unwrap().0;
+                    put_units(&column, 0..8, round).await.unwrap();
+                    column.flush().await.unwrap();
+                }
+            })
+        });
+        for writer in writers.collect::<Vec<_>>() {
+            writer.await.unwrap();
+        }
+        assert!(store.tier_stats().evicted_log_bytes > 0, "it was full");
+    });
+}
+
+/// Writes more than a log takes into one pinned file.
+async fn fill_log(store: &Store) -> Failure {
+    let kept = column(store, 0).await;
+    let (pin, file, end) = ("a".repeat(32), FILE.into(), 100 * U);
+    let pin = PinItem { pin, file, column: 0, epoch: 1, start: 0, end, ttl_ms: 60_000 };
+    assert_eq!(store.pin(&pin).status, 0);
+    put_units(&kept, 0..100, 1).await.unwrap();
+    kept.flush().await.unwrap_err()
+}
+
+#[test]
+fn a_full_log_of_what_cannot_go_says_what_helps() {
+    run(async {
+        let mut disk = Disk::new(64 * MIB, 24 << 20);
+        let store = disk.open().await;
+        let begun = Instant::now();
+        let refused = fill_log(&store).await;
+        let took = begun.elapsed();
+        assert_eq!(refused.code, Code::NoSpace);
+        for part in ["full", "delete files", "node.log_bytes"] {
+            assert!(refused.message.contains(part), "{part:?} is not in {refused}");
+        }
+        assert!((Duration::from_secs(2)..Duration::from_secs(5)).contains(&took), "{took:?}");
+    });
+}
+
+#[test]
+fn what_a_killed_life_has_left_beyond_its_share_goes_before_the_next_one_serves() {
+    run(async {
+        let mut disk = Disk::new(64 * MIB, 24 << 20);
+        let store = disk.open().await;
+        fill_log(&store).await;
+        let before = store.tier_stats();
+        assert!(before.log_live > before.log_capacity, "{before:?}");
+        drop(store);
+        let store = disk.open().await;
+        let after = store.tier_stats();
+        assert!(after.log_live <= after.log_capacity && after.evicted_log_bytes > 0, "{after:?}");
+        assert!(after.log_live > after.log_capacity / 10 * 9, "no more than that: {after:?}");
+    });
+}
+
+#[test]
+fn a_flush_tells_what_went_while_it_waited() {
+    run(async {
+        let faults = Faults::new(1);
+        let mut disk = Disk::new(64 * MIB, 24 << 20);
+        disk.faults = Some(faults.clone());
+        disk.flush_delay = Duration::ZERO;
+        disk.logs = 2;
+        let store = disk.open().await;
+        let old = column(&store, 0).await;
+        // One of the two logs hangs.
+        let hangs = faults.add(Rule::new(Effect::Slow(Duration::from_secs(4))).on(&[Kind::Write]).times(1));
+        put_units(&old, 0..1, 1).await.unwrap();
+        soon(|| async {
+            if faults.hits(hangs) == 1 { Ok(()) } else { Err(Failure::new(Code::Timeout, "")) }
+        })
+        .await;
+        put(&old, 0, U, &pattern(UNIT as usize, 2)).await.unwrap();
+        let flushing = tokio::spawn({
+            let old = Arc::clone(&old);
+            async move { old.flush().await }
+        });
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        // Of these every chunk belongs into the other log.
+        for number in 0..25 {
+            let column = store.open(&file(2 * number + 1), 0).await.unwrap().0;
+            for unit in [1, 3, 5, 7] {
+                put(&column, 0, unit * U, &pattern(UNIT as usize, number)).await.unwrap();
+            }
+        }
+        while is_whole(&old, 2) {
+            assert!(!flushing.is_finished(), "{:?}", store.tier_stats());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let failure = flushing.await.unwrap().unwrap_err();
+        assert!(failure.code == Code::Lost && failure.message.contains("want of room"), "{failure}");
     });
 }
