@@ -30,7 +30,8 @@ impl Store {
     /// What each log did not get, and why; the code is that of the first. All are closed in any case, within a second more.
     pub async fn close(&self, patience: Duration) -> Result<(), Failure> {
         let until = Instant::now() + patience;
-        let (tiers, columns) = (&self.shared.tiers, self.columns.all());
+        let tiers = &self.shared.tiers;
+        let columns = if tiers.is_empty() { Vec::new() } else { self.columns.all() };
         // First: what the flushers write from here on says it too.
         columns.iter().for_each(|column| column.keep_end_at_close());
         self.shared.closing.store(true, Relaxed);

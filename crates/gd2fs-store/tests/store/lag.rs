@@ -32,7 +32,7 @@ fn a_log_that_hangs_or_fails_lets_the_lag_grow_from_the_first_byte_on() {
             let store = disk.open().await;
             let file = column(&store, 0).await;
             assert_eq!(lag(&store), Duration::ZERO);
-            faults.add(Rule::new(effect.clone()).on(&WRITES));
+            faults.add(Rule::new(effect).on(&WRITES));
             let before = Instant::now();
             put(&file, 0, 0, b"the oldest").await.unwrap();
             let after = Instant::now();
