@@ -32,7 +32,8 @@ impl Store {
         let until = Instant::now() + patience;
         // From here on there is no new column.
         self.shared.closing.store(true, Relaxed);
-        let (tiers, columns) = (&self.shared.tiers, self.columns.all());
+        let tiers = &self.shared.tiers;
+        let columns = if tiers.is_empty() { Vec::new() } else { self.columns.all() };
         columns.iter().for_each(|column| column.close());
         tiers.iter().for_each(|tier| tier.queue.wake.notify_one());
         let kept = if tiers.is_empty() { Ok(()) } else { self.keep_all(columns, until, patience).await };
