@@ -90,10 +90,18 @@ def alone_in(directory: Path, command: str) -> Iterator[None]:
     """Holds the lock of a data directory, before anything else is done in its name: a second node over it
     would register anew, which ends the first. The kernel lets go of it with this process.
 
-    Raises OSError (EBUSY).
+    Raises OSError (EBUSY; or why the directory cannot be written, with what helps).
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / "running.lock", "wb") as lock:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory / "running.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"data_dir {directory}: {error.strerror}; `{command}` writes there: make it writable, with room, "
+            "or choose another --data-dir",
+        ) from error
+    with os.fdopen(lock, "wb"):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -220,7 +220,7 @@ fn a_read_that_failed_or_was_given_up_holds_nothing() {
         faults.add(Rule::new(Effect::Slow(Duration::from_millis(200))).on(&[Kind::Read]));
         for unit in 0..8 {
             let soon = Duration::from_millis(20);
-            tokio::time::timeout(soon, get(&old, unit * U, UNIT)).await.err().expect("the disk is slower");
+            tokio::time::timeout(soon, get(&old, unit * U, UNIT)).await.expect_err("the disk is slower");
         }
         faults.clear();
         tokio::time::sleep(Duration::from_millis(500)).await;
