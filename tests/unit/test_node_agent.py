@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -464,3 +466,19 @@ def test_a_second_node_over_one_data_directory_does_not_register(tmp_path: Path)
         second.run()
     assert second.requests == [] and second.natives == []
     assert second.run(lambda w: w.count("/heartbeat") >= 1) == 0, "the lock went with its holder"
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+def test_a_data_dir_that_cannot_be_written_is_named_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with (
+        pytest.raises(OSError, match=f"node.data_dir: {tmp_path} cannot be used.*write to") as told,
+        alone_in(tmp_path, "gd2fs node", "node.data_dir"),
+    ):
+        pytest.fail("it has no lock")
+    assert told.value.errno == number

@@ -216,6 +216,27 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_used_says_what_helps() {
+        let path = || PathBuf::from("x");
+        let damaged = [
+            DataDirError::Incarnation(path()),
+            DataDirError::NoSuperblock(path()),
+            DataDirError::Journal { path: path(), offset: 8 },
+        ];
+        for error in damaged.map(|error| error.to_string()) {
+            assert!(error.contains("restore it") && error.contains("node.logs"), "{error}");
+        }
+        for (number, part) in [(libc::EROFS, "writable"), (libc::EACCES, "writable"), (libc::ENOSPC, "room")]
+        {
+            let error = DataDirError::Io { path: path(), error: io::Error::from_raw_os_error(number) };
+            assert!(
+                error.to_string().contains(part) && error.to_string().contains("node.data_dir"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
     fn a_directory_without_its_superblock_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         drop(DataDir::open(directory.path(), "c", "n", 1).unwrap());

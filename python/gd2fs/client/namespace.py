@@ -39,8 +39,8 @@ class FileInfo:
             raise errors.IsADirectory(f"{self.path} is a directory")
         if self.lost:
             raise errors.Lost(
-                f"{self.path}: nobody knows where it ended, since a node was started anew without its share of "
-                "it; read the ranges that you need, as far as they are there, or delete it and write it again"
+                f"{self.path}: nobody knows where it ended, since a node was started anew without its share "
+                "of it; read the ranges that you need, or delete it and write it again"
             )
         if self.end_lost:
             there = "" if self.valid is None else f"; below {self.valid} all is there"
