@@ -254,7 +254,7 @@ impl Inner {
             let state = self.state.lock();
             (state.completed.at, state.version_max)
         };
-        self.sync().await?;
+        self.sync_anyhow().await?;
         let named = std::mem::take(&mut writer.named);
         let foot = Foot { position, durable, version_max };
         let path = self.checkpoint_path.clone();
