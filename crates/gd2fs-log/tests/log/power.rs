@@ -443,3 +443,23 @@ fn what_was_acknowledged_is_there_after_any_cut_and_nothing_comes_back() {
         "{totals:?}"
     );
 }
+
+#[test]
+fn a_device_without_power_gets_no_checkpoint() {
+    let disk = Disk::new(8, 1 << 20, 128 << 10);
+    let key = Key { file: 7, column: 0, chunk: 1 };
+    run(async {
+        let power = PowerCut::new(1);
+        let (log, shelf, _) = disk.shelf(disk.device(Some(power.clone()), None)).await;
+        shelf.put(&log, &Content::whole(key, 1, 16 << 10)).await.unwrap();
+        log.sync().await.unwrap();
+        power.cut().unwrap();
+        // All records are durable; the note for which the checkpoint would leave one out never will be.
+        let note = Note::Delete { file: key.file, column: key.column, version: 2 };
+        assert!(shelf.note(&log, note).await.is_err());
+        assert!(log.checkpoint().await.is_err());
+        log.close().await;
+    });
+    let (_, _, recovered) = run(disk.look());
+    assert_eq!((recovered.chunks.len(), recovered.from_checkpoint), (1, false), "{recovered:?}");
+}
