@@ -120,6 +120,20 @@ def test_a_node_whose_log_fails_gets_nothing_new_until_it_works(api: ControlApi)
     api.call("POST", "/v1/fs/create", {"path": "/later"})
 
 
+def test_an_older_copy_of_a_data_directory_is_refused(api: ControlApi) -> None:
+    """Its logs may hold bytes that were replaced since, and nothing in them says so."""
+    served = api.start_node("a", floor=40)
+    api.clock.now += 10.01
+    # The real directory comes again, and is killed before it serves; that changes nothing.
+    assert _register(api, "a", floor=served) == served + 1
+    older = r"node\.data_dir: node a has served as incarnation 41, and this directory knows of 40: .* empty"
+    with pytest.raises(errors.Conflict, match=older):
+        _register(api, "a", floor=40)
+    # One that is new, and the real one, may come.
+    assert _register(api, "a", floor=0) == served + 2
+    assert _register(api, "a", floor=served) == served + 3
+
+
 def test_a_node_is_alive_within_its_lease_and_once_it_listens(api: ControlApi) -> None:
     _register(api, "a")
     assert _states(api) == {"a": "dead"}, "registered, not listening yet"

@@ -132,6 +132,10 @@ impl Log {
         state.floor = found.floor;
         state.generation_next = found.generation_next;
         state.version_max = found.recovered.version_max;
+        if found.recovered.scanned_records > 0 {
+            // A checkpoint is due: what was scanned once is not scanned again, and an older copy of the device is known from now on.
+            state.records_since_checkpoint = options.checkpoint_records;
+        }
         let inner = Inner {
             device,
             device_id: superblock.device,

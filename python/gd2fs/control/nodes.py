@@ -66,18 +66,28 @@ def register(connection: Connection, now: float, body: requests.Register) -> int
 def _refuse_another(row: RowMapping, now: float, body: requests.Register) -> None:
     """Whoever registers ends the life of the one before, and with it what that has in memory alone.
 
-    A living node has kept its incarnation in its data directory before it listened, and that has a lock: who
-    brings it along is that node, started again after it was killed, and need not wait for the end of its
-    lease. Who brings a lower one has another directory, and is somebody else.
+    A node that was heard of has kept its incarnation in its data directory before it listened, and that has a
+    lock: who brings it along is that node, started again after it was killed, and need not wait for the end of
+    its lease. Who brings a lower one has another directory: of somebody else, or an older copy, whose logs
+    may hold bytes that were replaced since.
     """
-    if body.incarnation_floor >= row["incarnation"] or not is_alive(row, now):
+    floor = body.incarnation_floor
+    if floor >= row["incarnation"]:
         return
-    left_s = row["heartbeat_at"] + LEASE_S - now
-    raise errors.Conflict(
-        f"node.id: {body.node} is alive at {_address(row)}, with another node.data_dir than this one; give"
-        " this node a name of its own (--id, GD2FS_NODE_ID), or stop the other one first. If that was killed,"
-        f" it counts as dead in {left_s:.0f} s"
-    )
+    if is_alive(row, now):
+        left_s = row["heartbeat_at"] + LEASE_S - now
+        raise errors.Conflict(
+            f"node.id: {body.node} is alive at {_address(row)}, with another node.data_dir than this one; give"
+            " this node a name of its own (--id, GD2FS_NODE_ID), or stop the other one first. If that was"
+            f" killed, it counts as dead in {left_s:.0f} s"
+        )
+    if 0 < floor < row["served"]:
+        raise errors.Conflict(
+            f"node.data_dir: node {body.node} has served as incarnation {row['served']}, and this directory"
+            f" knows of {floor}: it is an older copy, and what its logs hold may have been replaced since."
+            " Start with the directory and the logs that were used last; if they are gone, give an empty"
+            " directory and remove the files of node.logs too (of block devices zero the first MiB)"
+        )
 
 
 def _address(row: RowMapping) -> str:
@@ -100,6 +110,7 @@ def heartbeat(connection: Connection, now: float, node: str, body: requests.Hear
             files=body.files,
             stats=body.stats,
             heartbeat_at=now,
+            served=body.incarnation,
         )
     )
     if changed.rowcount != 1:

@@ -168,16 +168,35 @@ fn the_newest_record_is_not_taken_for_a_torn_tail() {
 
 #[test]
 fn what_a_start_has_found_gets_a_witness_too() {
-    // Killed at once: no header says that the note was durable. The next life says it of all that it has found.
-    let (disk, contents) = killed(true, Duration::ZERO);
-    run(async {
-        let (log, _shelf, recovered) = disk.shelf(disk.device(None, None)).await;
-        assert_eq!(recovered.chunks.len(), 1);
-        tokio::time::sleep(QUIET).await;
-        log.close().await;
-    });
-    disk.change(record(2) + 100, 1, |byte| byte[0] ^= 1);
-    assert!(reopened(&disk, &contents).given_up);
+    // Killed at once: no header says that the note was durable. The next life says it of all that it has found, also where it can
+    // make no checkpoint of that.
+    for blocked in [false, true] {
+        let (disk, contents) = killed(true, Duration::ZERO);
+        let new = disk.checkpoint().with_extension("new");
+        if blocked {
+            std::fs::create_dir(&new).unwrap();
+        }
+        run(async {
+            let (log, _shelf, recovered) = disk.shelf(disk.device(None, None)).await;
+            assert_eq!(recovered.chunks.len(), 1);
+            tokio::time::sleep(QUIET).await;
+            log.close().await;
+        });
+        disk.change(record(2) + 100, 1, |byte| byte[0] ^= 1);
+        if blocked {
+            std::fs::remove_dir(&new).unwrap();
+        }
+        let recovered = reopened(&disk, &contents);
+        if blocked {
+            assert!(recovered.given_up, "{recovered:?}");
+        } else {
+            assert!(recovered.from_checkpoint && !recovered.given_up, "{recovered:?}");
+            assert_eq!(
+                (recovered.chunks.len(), recovered.columns[0].version, recovered.scanned_records),
+                (1, 3, 1)
+            );
+        }
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use gd2fs_device::fault::PowerCut;
 use gd2fs_store::TierError;
 
 use super::lives::{CHUNKS, Chunk, Dice, look};
-use super::tiers::{Disk, PATIENCE, column, put, run};
+use super::tiers::{Disk, PATIENCE, column, get, put, run};
 use super::*;
 
 const LOGS_MAX: usize = 3;
@@ -120,4 +120,48 @@ fn whatever_becomes_of_the_logs_no_chunk_is_ever_what_it_was_before() {
     let first = std::env::var("GD2FS_STORE_FIRST_SEED").map_or(0, |text| text.parse::<u64>().unwrap());
     let refused: usize = (first..first + seeds).map(|seed| run(lives(seed))).sum();
     assert!(refused > 0 || seeds < 12, "no log ever came back after a life without it");
+}
+
+#[test]
+fn a_copy_of_a_log_from_an_earlier_life_serves_nothing_that_was_replaced() {
+    run(async {
+        let mut disk = Disk::new(CHUNKS * UNIT as usize, 32 << 20);
+        disk.names = Some(vec!["log".into()]);
+        let (log, copy) = (disk.path("log"), disk.path("copy"));
+        let checkpoints = |disk: &Disk| {
+            let names = std::fs::read_dir(disk.path("")).unwrap().map(|entry| entry.unwrap().path());
+            let is_one = |path: &std::path::PathBuf| {
+                path.file_name().unwrap().to_string_lossy().starts_with("checkpoint-")
+                    && path.extension().is_none()
+            };
+            names.filter(is_one).map(|path| std::fs::read(path).unwrap()).collect::<Vec<_>>()
+        };
+        // Two lives that are killed: nobody makes a checkpoint at their end.
+        for seed in [1, 2] {
+            let store = disk.open().await;
+            let file = column(&store, 0).await;
+            put(&file, 0, 0, &pattern(10_000, seed)).await.unwrap();
+            file.flush().await.unwrap();
+            drop((file, store));
+            if seed == 1 {
+                std::fs::copy(&log, &copy).unwrap();
+            }
+        }
+        let before = checkpoints(&disk);
+        let store = disk.open().await;
+        tokio::time::timeout(PATIENCE, async {
+            while checkpoints(&disk) == before {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await
+        .expect("a start makes a checkpoint of what it has scanned");
+        assert_eq!(get(&column(&store, 0).await, 0, 10_000).await.unwrap(), pattern(10_000, 2));
+        drop(store);
+        std::fs::rename(&copy, &log).unwrap();
+        let store = disk.open().await;
+        assert!(store.tier_stats().log_records_damaged > 0, "what the checkpoint names is not there");
+        let file = column(&store, 0).await;
+        assert_eq!(get(&file, 0, 10_000).await.unwrap_err().code, Code::Lost);
+    });
 }

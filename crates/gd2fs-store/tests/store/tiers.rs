@@ -473,6 +473,7 @@ fn what_is_read_stays_in_memory_beside_writers() {
         }
         let stats = store.tier_stats();
         assert!(stats.evicted_dram_bytes > 40 << 20, "{stats:?}");
-        assert!(stats.hits_nvme * 100 <= reads, "{} of {reads} reads were cold", stats.hits_nvme);
+        // On a busy machine now and then one is away for longer than it is spared (1 %); not spared, 10 to 30 % are.
+        assert!(stats.hits_nvme * 25 <= reads, "{} of {reads} reads were cold", stats.hits_nvme);
     });
 }
