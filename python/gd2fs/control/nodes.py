@@ -66,9 +66,9 @@ def register(connection: Connection, now: float, body: requests.Register) -> int
 def _refuse_another(row: RowMapping, now: float, body: requests.Register) -> None:
     """Whoever registers ends the life of the one before, and with it what that has in memory alone.
 
-    A node that was heard of has kept its incarnation in its data directory before it listened, and that has a
-    lock: who brings it along is that node, started again after it was killed, and need not wait for the end of
-    its lease. Who brings a lower one has another directory: of somebody else, or an older copy, whose logs
+    A node that was heard of has kept its incarnation in its data directory before it listened, and that has
+    a lock: who brings it along is that node, started again after it was killed, and need not wait for the end
+    of its lease. Who brings a lower one has another directory: of somebody else, or an older copy, whose logs
     may hold bytes that were replaced since.
     """
     floor = body.incarnation_floor
@@ -77,9 +77,9 @@ def _refuse_another(row: RowMapping, now: float, body: requests.Register) -> Non
     if is_alive(row, now):
         left_s = row["heartbeat_at"] + LEASE_S - now
         raise errors.Conflict(
-            f"node.id: {body.node} is alive at {_address(row)}, with another node.data_dir than this one; give"
-            " this node a name of its own (--id, GD2FS_NODE_ID), or stop the other one first. If that was"
-            f" killed, it counts as dead in {left_s:.0f} s"
+            f"node.id: {body.node} is alive at {_address(row)}, with another node.data_dir than this one;"
+            " give this node a name of its own (--id, GD2FS_NODE_ID), or stop the other one first. If that"
+            f" was killed, it counts as dead in {left_s:.0f} s"
         )
     if 0 < floor < row["served"]:
         raise errors.Conflict(

@@ -55,7 +55,7 @@ nodes = Table(
         "state", String(8), nullable=False
     ),  # "joined" or "left"; dead is joined without a fresh heartbeat
     Column("incarnation", BigInteger, nullable=False),
-    Column("served", BigInteger, nullable=False, server_default="0"),  # the incarnation that was last heard of
+    Column("served", BigInteger, nullable=False, server_default="0"),  # the incarnation last heard of
     Column("addresses", JSON, nullable=False),
     Column("http", Text, nullable=False),
     Column("capacity_bytes", BigInteger, nullable=False),
