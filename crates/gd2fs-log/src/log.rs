@@ -20,7 +20,7 @@ use crate::error::{LogError, Result};
 use crate::format::superblock_of;
 use crate::inner::Inner;
 use crate::owner::Owner;
-use crate::position::{Mark, Place};
+use crate::position::{Mark, Place, Position};
 use crate::record::{Body, RUNS_MAX, SEGMENT_HEADER_BLOCKS, snapshot_header_blocks};
 use crate::recover::{Layout, Recovered, recover};
 use crate::segment::Division;
@@ -132,7 +132,7 @@ impl Log {
         state.floor = found.floor;
         state.generation_next = found.generation_next;
         state.version_max = found.recovered.version_max;
-        if found.recovered.scanned_records > 0 {
+        if found.witness.said > Position::default() {
             // A checkpoint is due: what was scanned once is not scanned again, and an older copy of the device is known from now on.
             state.records_since_checkpoint = options.checkpoint_records;
         }

@@ -1,12 +1,12 @@
 //! One connection: HELLO, then one request after the other. The socket is the queue.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use gd2fs_store::ReadView;
+use gd2fs_store::{Ahead, ReadView};
 use gd2fs_transport::{Batch, Frame, FrameError, Receiver, Remote, Stream};
 use gd2fs_wire::{Clock, Code, Failure, Header, Opcode, Token};
 use tokio::sync::watch;
@@ -41,6 +41,8 @@ pub(crate) struct Connection<'a> {
     pub remote: Option<Box<dyn Remote>>,
     /// Payload bytes of the current request that are still in the connection.
     pub unread: u64,
+    /// What is lifted for READs that are here already, oldest first.
+    pub ahead: VecDeque<Ahead>,
     /// Replies that wait for those of the requests that are here already.
     batch: Batch,
     waiting: Vec<Waiting<'a>>,
@@ -123,6 +125,7 @@ pub(crate) async fn serve(
         last_handle: 0,
         remote,
         unread: 0,
+        ahead: VecDeque::new(),
         batch: Batch::default(),
         waiting: Vec::new(),
     };
@@ -141,6 +144,7 @@ impl<'a> Connection<'a> {
             if self.receiver.is_empty() {
                 // No frame is here that one could belong to.
                 self.stream.drop_descriptors();
+                self.ahead.clear();
             }
             tokio::select! {
                 // An idle connection that was replaced is of no use to anybody.

@@ -40,12 +40,11 @@ impl Connection<'_> {
     }
 
     /// READ: the bytes are in the client's memory before the answer is.
-    pub(crate) async fn put(&self, frame: &Frame) -> Result<Reply, Failure> {
+    pub(crate) async fn put(&mut self, frame: &Frame) -> Result<Reply, Failure> {
         let header = &frame.header;
-        let handle = self.authorised(header, Right::Read)?;
         let segments = one_sided::decode(&frame.ext, u64::from(header.length))?;
         let summed = !header.is_raw();
-        let mut view = handle.column.read(header.epoch, header.offset, header.length, summed).await?;
+        let mut view = self.view(header).await?;
         let moved = view.bytes().len();
         let segments = first(segments, moved as u64);
         let from = memory_of(&view);

@@ -9,14 +9,41 @@ use gd2fs_wire::{Failure, Header};
 
 use crate::connection::{Connection, Reply};
 
+/// Reads of this size are looked ahead for: what comes next is at the disk while this one is verified and sent.
+const LARGE_BYTES: u32 = 1 << 20;
+/// Of those that are here already.
+const AHEAD_MAX: usize = 3;
+
 impl Connection<'_> {
-    pub(crate) async fn read(&self, header: &Header) -> Result<Reply, Failure> {
-        let handle = self.authorised(header, Right::Read)?;
-        let mut view =
-            handle.column.read(header.epoch, header.offset, header.length, !header.is_raw()).await?;
+    pub(crate) async fn read(&mut self, header: &Header) -> Result<Reply, Failure> {
+        let mut view = self.view(header).await?;
         self.shared.stats.bytes_read.fetch_add(view.bytes().len() as u64, Relaxed);
         let sums = std::mem::take(&mut view.sums);
         Ok(Reply::Data(Frame { header: self.reply(header), ext: Vec::new(), sums }, view))
+    }
+
+    /// What a READ wants.
+    pub(crate) async fn view(&mut self, header: &Header) -> Result<ReadView, Failure> {
+        let handle = self.authorised(header, Right::Read)?;
+        if header.length >= LARGE_BYTES {
+            self.look_ahead(header);
+        }
+        handle.column.read(header.epoch, header.offset, header.length, !header.is_raw()).await
+    }
+
+    /// This READ and those that follow are at the disk at the same time.
+    fn look_ahead(&mut self, header: &Header) {
+        let following = self.receiver.look_ahead(AHEAD_MAX);
+        for read in std::iter::once(header).chain(&following).filter(|next| next.opcode == header.opcode) {
+            // What is wrong with a request it is told when its turn comes.
+            let Ok(handle) = self.authorised(read, Right::Read) else { continue };
+            if let Some(ahead) = handle.column.read_ahead(read.offset, read.length) {
+                if self.ahead.len() > AHEAD_MAX {
+                    self.ahead.pop_front();
+                }
+                self.ahead.push_back(ahead);
+            }
+        }
     }
 }
 

@@ -56,6 +56,8 @@ pub(crate) struct Chunk {
     loading: Weak<tokio::sync::Mutex<()>>,
     /// The last try to read it from the log has failed.
     pub unreadable: bool,
+    /// It was lifted for a read that has not come yet, and that counts as one from the log.
+    pub ahead: bool,
 }
 
 /// A snapshot of the change `changed`, under its own version.
@@ -86,6 +88,7 @@ impl Chunk {
             appending: None,
             loading: Weak::new(),
             unreadable: false,
+            ahead: false,
         }
     }
 
@@ -130,6 +133,11 @@ impl Chunk {
             && self.frame.as_ref().is_none_or(Frame::is_exclusive)
     }
 
+    /// Whether somebody lifts it just now.
+    pub fn is_loading(&self) -> bool {
+        self.loading.strong_count() > 0
+    }
+
     /// The turn of whoever lifts the chunk; while somebody has it or waits for it the chunk stays.
     pub fn loading(&mut self) -> Arc<tokio::sync::Mutex<()>> {
         self.loading.upgrade().unwrap_or_else(|| {
@@ -156,9 +164,10 @@ impl Chunk {
     }
 
     /// Takes a frame that has been filled from the record.
-    pub fn lift(&mut self, frame: Frame) {
+    pub fn lift(&mut self, frame: Frame, ahead: bool) {
         self.frame = Some(frame);
         self.unreadable = false;
+        self.ahead = ahead;
     }
 
     /// The runs that hold `[start, end)`, with the grains of those of which only a part is wanted.

@@ -148,7 +148,7 @@ impl Column {
     /// Takes what stood in the way of an operation, which is then tried again.
     pub(crate) async fn take(self: &Arc<Self>, hurdle: Hurdle, room: &mut Room) -> Result<(), Failure> {
         match hurdle {
-            Hurdle::Cold(index) => self.lift(index).await,
+            Hurdle::Cold(index) => self.lift(index, false).await,
             Hurdle::Owed => self.settle().await,
             Hurdle::Room(bytes, failure) => room.make(self.tenant(), bytes, failure).await,
             Hurdle::No(failure) => Err(failure),

@@ -61,4 +61,5 @@ pub use stats::TierStats;
 pub use store::{Store, TOMBSTONE_LIFE};
 pub use superblock::SuperblockError;
 pub use tier::{LogDevice, STRIPE_UNIT_DEFAULT, TierError, Tiers};
+pub use warming::Ahead;
 pub use write::WriteTicket;

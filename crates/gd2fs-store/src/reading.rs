@@ -26,7 +26,12 @@ const TRIES_MAX: u32 = 16;
 enum Found {
     /// Nothing: the range lies at or beyond the column's end.
     End,
-    Memory(Frame, Place, Vec<(Run, Option<RunGrains>)>),
+    Memory {
+        frame: Frame,
+        place: Place,
+        runs: Vec<(Run, Option<RunGrains>)>,
+        ahead: bool,
+    },
     Log(Where, Place),
 }
 
@@ -75,8 +80,8 @@ impl Column {
         for _ in 0..TRIES_MAX {
             let (found, place) = match self.find(epoch, offset, length)? {
                 Found::End => return Ok(ReadView::empty()),
-                Found::Memory(frame, place, runs) => {
-                    self.hit(cold);
+                Found::Memory { frame, place, runs, ahead } => {
+                    self.hit(cold, ahead);
                     match self.view(&frame, place, runs, summed) {
                         Err(failure) if failure.code == Code::Corrupt && self.heal(place.chunk, &frame) => {
                             continue;
@@ -88,33 +93,33 @@ impl Column {
             };
             cold.get_or_insert_with(Instant::now);
             if found.most {
-                self.lift(place.chunk).await?;
+                self.lift(place.chunk, false).await?;
             } else if let Some(view) = self.fetch(&found, place, summed).await? {
-                self.hit(cold);
+                self.hit(cold, false);
                 return Ok(view);
             }
         }
         Err(self.restless())
     }
 
-    /// Counts a read, which waited for the log since then if it did.
-    fn hit(&self, cold: Option<Instant>) {
+    /// Counts a read, which waited for the log since then if it did. One for which its chunk was lifted ahead is one from the log.
+    fn hit(&self, cold: Option<Instant>, ahead: bool) {
         let counters = &self.shared.counters;
-        match cold {
-            None => counters.hits_dram.fetch_add(1, Relaxed),
-            Some(since) => {
-                counters.cold_read_latency.record(since.elapsed());
-                counters.hits_nvme.fetch_add(1, Relaxed)
-            }
-        };
+        if let Some(since) = cold {
+            counters.cold_read_latency.record(since.elapsed());
+        }
+        let hits = if cold.is_some() || ahead { &counters.hits_nvme } else { &counters.hits_dram };
+        hits.fetch_add(1, Relaxed);
     }
 
     fn find(&self, epoch: u32, offset: u64, length: u32) -> Result<Found, Failure> {
         let mut place = self.geometry.place(offset, length)?;
         let mut state = self.lock_alive()?;
         let now = self.touch_read();
+        let mut ahead = false;
         if let Some(chunk) = state.chunks.get_mut(&place.chunk) {
             chunk.used_at = now;
+            ahead = std::mem::take(&mut chunk.ahead);
         }
         self.check_epoch(&state, epoch)?;
         if !self.is_endless(&state) {
@@ -135,7 +140,7 @@ impl Column {
         let chunk = state.chunks.get(&place.chunk).ok_or_else(missing)?;
         if let Some(frame) = chunk.frame() {
             let runs = chunk.covering(start, end).ok_or_else(missing)?;
-            return Ok(Found::Memory(frame.clone(), place, runs));
+            return Ok(Found::Memory { frame: frame.clone(), place, runs, ahead });
         }
         let runs = chunk.runs().covering(start, end).ok_or_else(missing)?.to_vec();
         let most = u64::from(end - start) * 2 >= chunk.runs().bytes();
@@ -248,8 +253,9 @@ impl Column {
         }
     }
 
-    /// Lifts a cold chunk into memory, together with others who want it too. Ok also if it went meanwhile.
-    pub(crate) async fn lift(self: &Arc<Self>, index: u64) -> Result<(), Failure> {
+    /// Lifts a cold chunk into memory, together with others who want it too. Ok also if it went meanwhile. `ahead`: for a read that has
+    /// not come yet.
+    pub(crate) async fn lift(self: &Arc<Self>, index: u64, ahead: bool) -> Result<(), Failure> {
         for _ in 0..TRIES_MAX {
             let Some(loading) = self.cold(index, Chunk::loading) else { return Ok(()) };
             let _turn = loading.lock_owned().await;
@@ -259,14 +265,21 @@ impl Column {
             let Some((found, capacity)) = self.cold(index, look) else { return Ok(()) };
             let frame = self.frame(capacity).await?;
             let blocks = gd2fs_log::cover(&found.runs);
-            if !self.read_record(index, &found, &frame, blocks, 0).await? {
+            let turn = if ahead { Some(found.tier.turn_ahead().await) } else { None };
+            let read = self.read_record(index, &found, &frame, blocks, 0).await;
+            if turn.is_some() {
+                // Whoever is next asks the disk before this one is verified.
+                drop(turn);
+                tokio::task::yield_now().await;
+            }
+            if !read? {
                 continue;
             }
             self.verify_record(index, &found, &Extent { frame: frame.clone(), first: 0 })?;
             let mut state = self.state.lock();
             if let Some(chunk) = state.chunks.get_mut(&index).filter(|chunk| is_still(chunk, &found)) {
                 self.shared.counters.lifted_bytes.fetch_add(frame.capacity() as u64, Relaxed);
-                chunk.lift(frame);
+                chunk.lift(frame, ahead);
                 chunk.used_at = self.shared.now_us();
                 self.list_dram(&mut state);
                 return Ok(());
@@ -276,7 +289,7 @@ impl Column {
     }
 
     /// Looks at a chunk that is cold; None: it is not, or has gone.
-    fn cold<T>(&self, index: u64, look: impl FnOnce(&mut Chunk) -> T) -> Option<T> {
+    pub(crate) fn cold<T>(&self, index: u64, look: impl FnOnce(&mut Chunk) -> T) -> Option<T> {
         self.state.lock().chunks.get_mut(&index).filter(|chunk| chunk.is_cold()).map(look)
     }
 

@@ -40,6 +40,8 @@ pub(crate) struct Shared {
     pub pins: Pins,
     /// Tasks that lift what WARM has asked for.
     pub warming: Arc<Semaphore>,
+    /// Units of what may be lifted ahead of reads, see [`crate::warming`].
+    pub ahead: Arc<Semaphore>,
     pub counters: Counters,
     /// Of the last change, in the whole node.
     pub version: AtomicU64,

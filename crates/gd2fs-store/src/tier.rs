@@ -10,6 +10,7 @@ use gd2fs_wire::sums::Run;
 use gd2fs_wire::{Code, Failure};
 use parking_lot::Mutex;
 use thiserror::Error;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::data_dir::DataDirError;
 use crate::dirty::{Behind, Queue};
@@ -20,6 +21,9 @@ use crate::room::WAIT_MAX;
 pub const STRIPE_UNIT_DEFAULT: u32 = 4 << 20;
 /// Of what can live in a log at all. With more than this alive reclaim copies several bytes for each that it frees.
 const LIVE_PERCENT_MAX: u64 = 80;
+/// So many reads ahead are at the disk at once. The others wait their turn, so that there is a next one as soon as one is over: behind
+/// a virtual disk all that is under way ends at once, and nothing more would be asked for until some of that was verified and sent.
+const AHEAD_READS: usize = 4;
 
 /// One file or block device that the node writes behind to.
 #[derive(Clone, Debug)]
@@ -98,6 +102,8 @@ pub(crate) struct Tier {
     pub trouble: Mutex<Option<(Instant, Failure)>>,
     /// One gives chunks up at a time.
     pub evicting: tokio::sync::Mutex<()>,
+    /// Of reads ahead at the disk.
+    turns: Semaphore,
     closed: AtomicBool,
 }
 
@@ -110,8 +116,14 @@ impl Tier {
             behind: Arc::default(),
             trouble: Mutex::default(),
             evicting: tokio::sync::Mutex::default(),
+            turns: Semaphore::new(AHEAD_READS),
             closed: AtomicBool::default(),
         }
+    }
+
+    /// The right to read ahead of somebody.
+    pub async fn turn_ahead(&self) -> SemaphorePermit<'_> {
+        self.turns.acquire().await.expect("it is never closed")
     }
 
     /// Says which files it refuses, if those of the default shape are among them: none of them says so before it is opened.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use gd2fs_wire::Failure;
 use gd2fs_wire::messages::Warmth;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 
 use crate::asks::check_span;
@@ -15,6 +16,14 @@ pub(crate) const WARMING_MAX: usize = 64;
 const LIFTS_MAX: usize = 8;
 /// Chunks that are counted before others have the column's lock: a fraction of a millisecond.
 const CHUNKS_A_STEP: usize = 256;
+
+/// What is lifted ahead of reads takes at most this share of the memory.
+pub(crate) const AHEAD_SHARE: usize = 4;
+/// A chunk of the usual size.
+pub(crate) const AHEAD_UNIT: usize = 4 << 20;
+
+/// A chunk that is lifted ahead has its share of the memory for as long as somebody means to read it.
+pub struct Ahead(#[allow(dead_code)] OwnedSemaphorePermit);
 
 impl Column {
     /// Bytes of `[start, end)` in this column by where they are now. What is cold begins to be lifted in the background, from the
@@ -58,6 +67,23 @@ impl Column {
         Ok(Warmth { dram, nvme, missing, unreadable })
     }
 
+    /// A read of `[offset, offset + length)` comes soon: a cold chunk of which it wants the most begins to be lifted, while its reader
+    /// still does something else. None: there is nothing to lift, or no room for it.
+    pub fn read_ahead(self: &Arc<Self>, offset: u64, length: u32) -> Option<Ahead> {
+        let place = self.geometry.place(offset, length).ok()?;
+        let wanted = u64::from(place.end - place.start);
+        let capacity = self.cold(place.chunk, |chunk| {
+            let most = wanted * 2 >= chunk.runs().bytes();
+            (most && !chunk.is_loading()).then(|| chunk.runs().end() as usize)
+        });
+        let units = capacity??.div_ceil(AHEAD_UNIT) as u32;
+        let ahead = Arc::clone(&self.shared.ahead).try_acquire_many_owned(units).ok()?;
+        let column = Arc::clone(self);
+        // Whoever reads it learns what is wrong with it.
+        tokio::spawn(async move { column.lift(place.chunk, true).await });
+        Some(Ahead(ahead))
+    }
+
     fn lift_all(self: &Arc<Self>, cold: Vec<u64>) {
         if cold.is_empty() {
             return;
@@ -72,7 +98,7 @@ impl Column {
                 }
                 let column = Arc::clone(&column);
                 // The log tells of what cannot be lifted, and so does the next one who asks for it.
-                lifts.spawn(async move { column.lift(index).await });
+                lifts.spawn(async move { column.lift(index, false).await });
             }
             lifts.join_all().await;
             drop(permit);

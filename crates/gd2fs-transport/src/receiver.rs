@@ -62,6 +62,35 @@ impl Receiver {
         held.len() >= HEADER_BYTES + around + header.payload_bytes() as usize
     }
 
+    /// The headers that come next, as far as they are here already; they are taken later. Waits for nothing. What is wrong with them,
+    /// or with the connection, shows when they are taken.
+    pub fn look_ahead(&mut self, count: usize) -> Vec<Header> {
+        if self.is_empty() {
+            (self.start, self.end) = (0, 0);
+        }
+        let until = self.buffer.len().min(self.end + HEAD_BYTES);
+        if self.end < until {
+            let into = &mut self.buffer[self.end..until];
+            // SAFETY: the range is borrowed for the whole of the call.
+            let slice = unsafe { Slice::new(into.as_mut_ptr(), into.len()) };
+            // SAFETY: as above.
+            self.end += unsafe { self.stream.try_receive(&[slice]) }.unwrap_or(0);
+        }
+        let mut held = &self.buffer[self.start..self.end];
+        let mut headers = Vec::new();
+        while headers.len() < count
+            && let Some(Ok(header)) = held.first_chunk().map(Header::decode)
+        {
+            let bytes = HEADER_BYTES
+                + usize::from(header.ext_bytes)
+                + header.sums_bytes as usize
+                + header.payload_bytes() as usize;
+            headers.push(header);
+            held = held.get(bytes..).unwrap_or_default();
+        }
+        headers
+    }
+
     /// The next header with its ext and sums. The payload still waits in the connection; if it is JSON, the sum over the
     /// frame is checked by `json`, else here.
     pub async fn frame(&mut self) -> Result<Frame, FrameError> {

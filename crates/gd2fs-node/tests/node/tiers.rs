@@ -1,5 +1,6 @@
 //! Where bytes are, and that they stay there: FLUSH, WARM, WHERE of clients, PIN, UNPIN, LIST, SCRUB of control.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use gd2fs_wire::{Code, Opcode, Role};
@@ -242,4 +243,36 @@ fn control_scrubs_and_what_is_damaged_is_reported() {
     for wrong in [json!({}), json!({ "start": 1 }), json!({ "start": true, "file": FILE })] {
         assert_eq!(control.control_payload(Opcode::Scrub, &wrong).code(), Code::BadRequest, "{wrong}");
     }
+}
+
+#[test]
+fn what_was_asked_for_is_lifted_while_earlier_answers_are_sent() {
+    const CHUNKS: u64 = 16;
+    let mut bench = Bench::start_with(|config| {
+        config.logs = vec![config.data_dir.join("kv-log")];
+        config.log_bytes = 256 << 20;
+    });
+    let mut peer = bench.peer();
+    let handle = peer.open(&capability());
+    for chunk in 0..CHUNKS {
+        peer.write(handle, chunk * u64::from(UNIT), &pattern(UNIT as usize, chunk as u8));
+    }
+    drop(peer);
+    bench = bench.restart();
+    let mut peer = bench.peer();
+    let handle = peer.open(&capability());
+    let frames = (0..CHUNKS).map(|chunk| peer.read_frame(handle, chunk * u64::from(UNIT), UNIT));
+    let bytes: Vec<u8> = frames.flat_map(|frame| Peer::bytes(frame, &[])).collect();
+    peer.stream.write_all(&bytes).unwrap();
+    // Nothing is taken from the connection, which soon holds no more.
+    let begun = Instant::now();
+    let count = |name: &str| bench.stats()[name].as_u64().unwrap();
+    while count("lifted_bytes") < (count("hits_nvme") + 3) * u64::from(UNIT) {
+        assert!(begun.elapsed() < Duration::from_secs(10), "{}", bench.stats());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for chunk in 0..CHUNKS {
+        assert!(peer.answer().payload == pattern(UNIT as usize, chunk as u8), "chunk {chunk}");
+    }
+    assert_eq!((count("hits_nvme"), count("hits_dram")), (CHUNKS, 0));
 }

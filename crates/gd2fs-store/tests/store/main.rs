@@ -1,5 +1,6 @@
 //! The rules of the store, without a network.
 
+mod ahead;
 mod asks;
 mod closing;
 mod deletion;

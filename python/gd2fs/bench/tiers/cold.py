@@ -19,6 +19,7 @@ from gd2fs.bench.tiers.stage import Stage
 from gd2fs.bench.tiers.traffic import Memory, Traffic
 
 SEQUENTIAL_BYTES, RANDOM_BYTES = 4 * MIB, 64 * KIB
+SEQUENTIAL_WINDOW = 2 * GIB
 #: A node works on one request of a connection at a time, so that this many are under way at its disk.
 RANDOM_DEPTH = 32
 #: Reads that may still find their chunk in memory.
@@ -47,8 +48,10 @@ def random(directory: Path, sizes: Sizes, memory: Memory) -> dict[str, Any]:
 
 def _sequential(directory: Path, size: int, sizes: Sizes, memory: Memory) -> dict[str, Any]:
     job = Job("read", size, SEQUENTIAL_BYTES, STREAMS, size, len(PATHS))
+    # Of few windows: at the end of each the requests run out, which fio's do once.
+    wide = memory.beside(min(size, SEQUENTIAL_WINDOW))
     row = _beside_fio(
-        directory, sizes, memory, job, lambda: list(range(0, size, SEQUENTIAL_BYTES)), sizes.rounds
+        directory, sizes, wide, job, lambda: list(range(0, size, SEQUENTIAL_BYTES)), sizes.rounds
     )
     return {"size": size, **row, "depth": STREAMS}
 
