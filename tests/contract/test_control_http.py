@@ -12,7 +12,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from gd2fs import errors
 from gd2fs.control import files, schema
@@ -304,12 +304,19 @@ def test_a_database_of_the_version_before_keeps_its_rows(tmp_path: Path) -> None
         "INSERT INTO nodes VALUES ('n1', 'joined', 4, '[]', '', 10, 5, 0, '{}', '', 1.0, 2.0)",
         "INSERT INTO files VALUES ('f', 't', '/f', '/', 0, 'cache', 4096, 1, NULL, NULL, 7, 1, 1.0)",
         "INSERT INTO file_columns VALUES ('f', 0, 1, 4, 'n1')",
+        *(
+            f"INSERT INTO files VALUES ('{file}', 't', '/.kv/s/{name}', '/.kv/s', 0, 'cache', 4096, 1, NULL,"
+            " NULL, 7, 1, 1.0)"
+            for file, name in (("k1", "1.kv"), ("i1", "1.kv.tokens"), ("k2", "2.kv"), ("i2", "2.kv.tokens"))
+        ),
     )
     database.write(lambda c: [c.execute(text(statement)) for statement in node])
     upgrade(database)
     [view] = database.read(lambda c: files.load(c, 2.0, schema.files.c.file == "f"))
     [column] = view.columns
     assert (column.proven, column.valid, column.has_log, column.free_bytes) == (True, None, False, 5)
+    beside = database.read(lambda c: c.execute(select(schema.files.c.file, schema.files.c.ids_of)).all())
+    assert dict(map(tuple, beside)) == {"f": None, "k1": None, "i1": "k1", "k2": None, "i2": "k2"}
     database.close()
 
 

@@ -234,7 +234,8 @@ def test_sessions_are_dataclasses_of_kv(client: Client) -> None:
     layouts = plan.kv_transfer["plan"]["layouts"]
     tokens = np.array(ids, "<u4")
     client.open_layout(layouts[fresh.kv_uri + ".tokens"]).write(4 * fresh.kv_start // 64, tokens)
-    client.open_layout(layouts[fresh.kv_uri]).write(fresh.kv_start, noise(6400))
+    data = noise(6400)
+    client.open_layout(layouts[fresh.kv_uri]).write(fresh.kv_start, data)
     column = layouts[fresh.kv_uri]["columns"][0]
     ack = {"column": 0, "epoch": column["epoch"], "incarnation": column["replicas"][0]["incarnation"]}
     written = kv.Segment(0, 100, fresh.kv_uri, fresh.kv_start, 6400)
@@ -244,6 +245,19 @@ def test_sessions_are_dataclasses_of_kv(client: Client) -> None:
     assert (again.version, again.tokens, again.bytes, again.stored) == (version, 100, 6400, stored)
     assert client.sessions.tokens(session.session) == ids
     assert session.session in {one.session for one in client.sessions.list(limit=1000)}
+    fork = client.sessions.fork(session.session, 60)
+    assert (fork.tokens, fork.bytes, fork.model, fork.control_rows["files"]) == (60, 3840, "m", 0)
     client.sessions.delete(session.session)
     with pytest.raises(errors.NotFound):
         client.sessions.get(session.session)
+    # The bytes are there for as long as the fork is.
+    plan = client.sessions.plan(
+        fork.session, [*ids[:60], 7], max_tokens=1, request_id="r2", kv_identity="identity"
+    )
+    [stored_part] = plan.metadata.stored
+    assert (plan.cached_tokens, stored_part.kv_uri, stored_part.kv_length) == (60, fresh.kv_uri, 3840)
+    kept = client.open_layout(plan.kv_transfer["plan"]["layouts"][fresh.kv_uri])
+    into = bytearray(3840)
+    assert kept.read_into(fresh.kv_start, into) == 3840
+    assert bytes(into) == data[:3840]
+    client.sessions.delete(fork.session)

@@ -106,6 +106,26 @@ class Sessions:
         body |= {name: value for name, value in options.items() if value is not None}
         return Session.from_json(self._call("POST", "/v1/kv/sessions", body))
 
+    def fork(
+        self,
+        session: str,
+        tokens: int | None = None,
+        *,
+        model: str | None = None,
+        ttl_s: float | None = None,
+        priority: int | None = None,
+    ) -> Session:
+        """A new session that begins with the first ``tokens`` tokens of another (None: all of them), in whole
+        granules of its kv_format. It refers to the same bytes and adds none; they stay until the last session
+        that refers to them is deleted. What is not given is as in the other session.
+
+        Raises NotFound, and Invalid if fewer tokens are stored.
+        """
+        options = {"model": model, "ttl_s": ttl_s, "priority": priority}
+        body: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        body["fork"] = {"session": session, "tokens": tokens}
+        return Session.from_json(self._call("POST", "/v1/kv/sessions", body))
+
     def get(self, session: str) -> Session:
         return Session.from_json(self._call("GET", _route(session)))
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, delete, func, select, update
 
 from gd2fs import errors
 from gd2fs.control import requests, sessions
@@ -19,7 +19,6 @@ from gd2fs.control import schema as t
 from gd2fs.control.database import Database
 from gd2fs.control.files import FileView
 from gd2fs.control.node_link import NodeLink
-from gd2fs.control.paths import tokens_path
 from gd2fs.control.pins import Pins
 from gd2fs.control.sessions import StoredSegment, format_of, uri_of
 from gd2fs.kv import ID_BYTES, KvFormat, Segment, append, cut, segment_to_json
@@ -179,7 +178,7 @@ def _planned_files(by_id: Mapping[str, FileView], plan: RowMapping) -> tuple[Fil
     if plan["file"] is None:
         raise errors.Invalid("fresh: no node had room for this plan's fresh file; there is nothing to commit")
     kv = by_id[plan["file"]]
-    return kv, next(view for view in by_id.values() if view.path == tokens_path(kv.path))
+    return kv, sessions.tokens_of_file(by_id, kv.file)
 
 
 def _checked(plan: RowMapping, fresh: requests.FreshSegment, kv_uri: str) -> Segment:
@@ -235,23 +234,7 @@ def _write_segments(
         connection.execute(
             delete(t.segments).where(t.segments.c.session == session, t.segments.c.position >= same)
         )
-    if same < len(after):
-        connection.execute(
-            insert(t.segments),
-            [
-                {
-                    "session": session,
-                    "position": position,
-                    "token_start": item.segment.token_start,
-                    "token_length": item.segment.token_length,
-                    "file": item.file,
-                    "kv_start": item.segment.kv_start,
-                    "kv_length": item.segment.kv_length,
-                    "digest": item.digest,
-                }
-                for position, item in enumerate(after[same:], start=same)
-            ],
-        )
+    sessions.insert_segments(connection, session, after[same:], same)
 
 
 def _advance(

@@ -60,6 +60,9 @@ class FileView:
     width: int
     kv_identity: str | None
     session: str | None
+    """The session it belongs to: the only one that writes it. Others may refer to it."""
+    ids_of: str | None
+    """A `.tokens` file: the KV file whose ids it holds."""
     sealed: int
     grant: int
     created_at: float
@@ -150,6 +153,7 @@ def _file_view(row: Any) -> FileView:
         width=row["width"],
         kv_identity=row["kv_identity"],
         session=row["session"],
+        ids_of=row["ids_of"],
         sealed=row["sealed"],
         grant=row["write_grant"],
         created_at=row["created_at"],
@@ -183,6 +187,7 @@ def add(
     on: Sequence[Candidate] = (),
     kv_identity: str | None = None,
     session: str | None = None,
+    ids_of: str | None = None,
     grant: int = 0,
 ) -> str:
     """Inserts a file with one column on each node of `on`, or a directory where there is none. Returns its
@@ -201,6 +206,7 @@ def add(
                 "width": len(on),
                 "kv_identity": kv_identity,
                 "session": session,
+                "ids_of": ids_of,
                 "sealed": 0,
                 "write_grant": grant,
                 "created_at": now,

@@ -23,7 +23,6 @@ from gd2fs.control import files as file_rows
 from gd2fs.control import nodes, ranges, requests
 from gd2fs.control.database import Database
 from gd2fs.control.node_link import Item, NodeLink
-from gd2fs.control.paths import tokens_path
 from gd2fs.control.ranges import lesser
 from gd2fs.control.schema import file_columns, files, reclaims, segments, sessions
 from gd2fs.kv import ID_BYTES
@@ -40,7 +39,7 @@ _PAGE = (
         file_columns.c.valid,
         files.c.path,
         files.c.session,
-        files.c.tenant,
+        files.c.ids_of,
         files.c.stripe_unit,
         files.c.width,
         files.c.sealed,
@@ -301,23 +300,25 @@ def _control_page(
 
 
 def _stored(connection: Connection, rows: Sequence[RowMapping]) -> dict[str, int]:
-    """Bytes that segments name of each KV file, and of the `.tokens` file beside it."""
-    wanted = sorted({row["session"] for row in rows if row["session"]})
-    ends: dict[tuple[str, str], int] = {}
-    for row in connection.execute(_stored_ends(wanted)):
-        ends[row.tenant, row.path] = row.end
-        ends[row.tenant, tokens_path(row.path)] = row.end // row.bytes_per_token * ID_BYTES
-    return {row["file"]: end for row in rows if (end := ends.get((row["tenant"], row["path"])))}
+    """Bytes that segments of any session name of each KV file, and of the `.tokens` file beside it."""
+    wanted = {row["ids_of"] or row["file"] for row in rows if row["session"]}
+    ends = {row.file: row for row in connection.execute(_stored_ends(sorted(wanted)))}
+    stored = {}
+    for row in rows:
+        found = ends.get(row["ids_of"] or row["file"])
+        if found is not None:
+            of_ids = row["ids_of"] is not None
+            stored[row["file"]] = found.end // found.bytes_per_token * ID_BYTES if of_ids else found.end
+    return stored
 
 
 def _stored_ends(wanted: Sequence[str]) -> Select[Any]:
     end = func.max(segments.c.kv_start + segments.c.kv_length).label("end")
     return (
-        select(files.c.tenant, files.c.path, sessions.c.bytes_per_token, end)
-        .join(files, files.c.file == segments.c.file)
+        select(segments.c.file, sessions.c.bytes_per_token, end)
         .join(sessions, sessions.c.session == segments.c.session)
-        .where(segments.c.session.in_(wanted))
-        .group_by(files.c.tenant, files.c.path, sessions.c.bytes_per_token)
+        .where(segments.c.file.in_(wanted))
+        .group_by(segments.c.file, sessions.c.bytes_per_token)
     )
 
 

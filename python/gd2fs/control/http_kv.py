@@ -18,10 +18,11 @@ router = APIRouter(prefix="/v1/kv")
 
 @router.post("/sessions")
 def create(control: Control, caller: Caller, body: requests.CreateSession) -> dict[str, Any]:
+    """A new session: empty, or a fork, which refers to what its parent has and adds no bytes."""
     caller.require("client")
 
     def work(connection: Any, now: float) -> dict[str, Any]:
-        session = sessions.create(connection, now, caller.tenant, body)
+        session = sessions.create(connection, now, caller.tenant, body, control.cluster)
         return _describe(control, connection, now, caller.tenant, session)
 
     return control.write(work)

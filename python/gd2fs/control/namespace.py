@@ -215,7 +215,7 @@ def _directory(connection: Connection, now: float, tenant: str, path: str) -> Fi
 
 
 def _root(tenant: str) -> FileView:
-    return FileView("", tenant, "/", True, _ROOT_CLASS, 0, 0, None, None, 0, 0, 0.0)
+    return FileView("", tenant, "/", True, _ROOT_CLASS, 0, 0, None, None, None, 0, 0, 0.0)
 
 
 def _refuse_durable(file_class: str | None) -> None:

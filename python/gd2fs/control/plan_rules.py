@@ -8,7 +8,6 @@ from typing import Literal
 
 from gd2fs import errors
 from gd2fs.control.files import FileView, Unusable
-from gd2fs.control.paths import tokens_path
 from gd2fs.control.pins import Pinned
 from gd2fs.control.sessions import SessionView, StoredSegment
 from gd2fs.kv import ID_BYTES, Ids, KvFormat, RunningDigest, Segment, cut, lcp
@@ -147,7 +146,7 @@ def target(
     kv_format: KvFormat,
     bytes_needed: int,
 ) -> Target | None:
-    """The file that goes on, or None for a new one.
+    """The one of the session's own `files` that goes on, or None for a new one.
 
     `cached` are the planned segments with their files. The tail file goes on if the cached range is all that
     was ever sealed in it, nobody else holds its grant (`held`), its node is there with room, and nothing is
@@ -155,7 +154,7 @@ def target(
     Otherwise a file of the same request's former plan (`taken_over`)
     is used from its beginning, if nothing was ever sealed in it.
     """
-    by_path = {view.path: view for view in files.values()}
+    ids = {view.ids_of: view for view in files.values() if view.ids_of}
 
     def writable(file: str) -> bool:
         view = files.get(file)
@@ -164,7 +163,7 @@ def target(
             and file not in held
             and file not in closed
             and view.whole
-            and by_path[tokens_path(view.path)].whole
+            and ids[file].whole
             and all(column.free_bytes >= bytes_needed for column in view.columns)
         )
 

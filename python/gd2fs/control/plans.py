@@ -310,7 +310,7 @@ class Planner:
             update(t.sessions).where(t.sessions.c.session == row["session"]).values(next_number=number + 1)
         )
         path = f"{session_directory(row['session'])}/{number}.kv"
-        for name, id in ((path, file), (tokens_path(path), files.new_id())):
+        for name, id, ids_of in ((path, file, None), (tokens_path(path), files.new_id(), file)):
             files.add(
                 connection,
                 now,
@@ -320,6 +320,7 @@ class Planner:
                 on=on,
                 kv_identity=draft.body.kv_identity,
                 session=row["session"],
+                ids_of=ids_of,
                 grant=1,
             )
         own = (t.files.c.session == row["session"]) & t.files.c.path.in_([path, tokens_path(path)])
@@ -331,15 +332,15 @@ class Planner:
 def _format_of(view: SessionView, body: requests.Plan) -> KvFormat:
     if body.kv_format is None:
         return view.kv_format
-    kv_format = KvFormat(body.kv_format.name, body.kv_format.bytes_per_token, body.kv_format.granule)
+    kv_format = body.kv_format.value()
     if body.kv_identity == view.row["kv_identity"] and kv_format != view.kv_format:
         raise errors.Invalid(f"kv_format: session {view.session} has {view.kv_format} under this kv_identity")
     return kv_format
 
 
 def _with_grants(connection: Connection, view: SessionView) -> dict[str, FileView]:
-    """The view's files with seals and grants as they are now: other plans raise them without a new
-    version."""
+    """The session's own files with seals and grants as they are now: other plans raise them without a new
+    version. What belongs to another session is not written."""
     rows = connection.execute(_GRANTS, {"session": view.session})
     return {
         row.file: replace(view.files[row.file], sealed=row.sealed, grant=row.write_grant)

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from gd2fs.kv import KvFormat
+
 I64_MAX = 2**63 - 1
 TOKEN_IDS_MAX = 1_048_576
 BODY_BYTES_MAX = 16 * 2**20
@@ -18,6 +20,7 @@ Identity = Annotated[str, Field(min_length=1, max_length=256)]
 Count = Annotated[int, Field(ge=0, le=I64_MAX)]
 U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
 FileId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+SessionId = Annotated[str, Field(min_length=1, max_length=64)]
 Address = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[a-z]+://\S+$")]
 SignedText = Annotated[str, Field(min_length=1, max_length=60_000)]
 FileClass = Literal["cache", "durable"]
@@ -128,10 +131,24 @@ class Format(_Body):
     bytes_per_token: Annotated[int, Field(ge=1, le=2**40)]
     granule: Annotated[int, Field(ge=1, le=2**20)] = 1
 
+    def value(self) -> KvFormat:
+        return KvFormat(self.name, self.bytes_per_token, self.granule)
+
+
+class Fork(_Body):
+    """What another session begins with: its first `tokens` tokens, in whole granules; all if it is null."""
+
+    session: SessionId
+    tokens: Count | None = None
+
 
 class CreateSession(_Body):
-    kv_identity: Identity
-    kv_format: Format
+    """`kv_identity` and `kv_format` are needed unless it is a fork, which has its parent's; so does a fork
+    have its parent's other properties unless they are given."""
+
+    kv_identity: Identity | None = None
+    kv_format: Format | None = None
+    fork: Fork | None = None
     model: Annotated[str, Field(max_length=256)] | None = None
     ttl_s: Annotated[int, Field(ge=1, le=10 * 366 * 86_400)] | None = None
     priority: Annotated[int, Field(ge=0, le=255)] = 0

@@ -106,7 +106,10 @@ files = Table(
     Column("stripe_unit", Integer, nullable=False),
     Column("width", Integer, nullable=False),
     Column("kv_identity", String(256)),
+    # It lives as long as any session's segment names it, and belongs to one of those: only that one goes on
+    # writing it.
     Column("session", _ID, ForeignKey("sessions.session", ondelete="CASCADE")),
+    Column("ids_of", _ID),  # a `.tokens` file: the KV file whose token ids it holds
     # Upper bound of the seal on the nodes: raised before they are asked, so that a seal whose commit failed
     # is known.
     Column("sealed", BigInteger, nullable=False),
@@ -115,6 +118,7 @@ files = Table(
     UniqueConstraint("tenant", "path"),
     Index(None, "tenant", "parent", "path"),
     Index(None, "session"),
+    Index(None, "ids_of"),
 )
 
 file_columns = Table(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, bindparam, delete, func, insert, select
+from sqlalchemy import Connection, RowMapping, Select, bindparam, delete, func, insert, select, update
 
 from gd2fs import errors
 from gd2fs.control import files, requests
 from gd2fs.control import schema as t
 from gd2fs.control.files import FileView, Unusable
-from gd2fs.control.paths import SESSIONS_ROOT, session_directory, tokens_path
-from gd2fs.kv import KvFormat, Segment, segment_to_json, tokens_of
+from gd2fs.control.paths import SESSIONS_ROOT, session_directory
+from gd2fs.kv import KvFormat, Segment, cut, segment_to_json, tokens_of
+
+NO_DIGEST = ""
+"""Of a fork's last segment, where it ends inside one of its parent's: the ids themselves are compared, until
+the fork's first commit, which knows the digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,12 @@ class SessionView:
 
     def tokens_file(self, kv_file: str) -> FileView:
         """The `.tokens` file beside a KV file."""
-        wanted = tokens_path(self.files[kv_file].path)
-        return next(view for view in self.files.values() if view.path == wanted)
+        return tokens_of_file(self.files, kv_file)
+
+
+def tokens_of_file(by_id: Mapping[str, FileView], kv_file: str) -> FileView:
+    """The `.tokens` file beside a KV file."""
+    return next(view for view in by_id.values() if view.ids_of == kv_file)
 
 
 def format_of(row: RowMapping) -> KvFormat:
@@ -80,6 +88,29 @@ def tokens_below(segment: Segment, valid: int, kv_format: KvFormat) -> int:
     return segment.token_start + max(0, valid - segment.kv_start) // kv_format.bytes_per_token
 
 
+def insert_segments(
+    connection: Connection, session: str, segments: Sequence[StoredSegment], position: int
+) -> None:
+    """Adds rows, the first of them at `position`."""
+    if segments:
+        connection.execute(
+            insert(t.segments),
+            [
+                {
+                    "session": session,
+                    "position": position,
+                    "token_start": item.segment.token_start,
+                    "token_length": item.segment.token_length,
+                    "file": item.file,
+                    "kv_start": item.segment.kv_start,
+                    "kv_length": item.segment.kv_length,
+                    "digest": item.digest,
+                }
+                for position, item in enumerate(segments, start=position)
+            ],
+        )
+
+
 def uri_of(cluster: str, path: str) -> str:
     return f"gd2fs://{cluster}{path}"
 
@@ -89,42 +120,103 @@ _GET = select(t.sessions).where(
     t.sessions.c.session == bindparam("session"), t.sessions.c.tenant == bindparam("tenant")
 )
 _LOCK = _GET.with_for_update()
-_FILES = files.selected((t.files.c.session == bindparam("session")) & ~t.files.c.is_dir)
+_NAMED = select(t.segments.c.file).where(t.segments.c.session == bindparam("session"))
+_OWN = select(t.files.c.file, t.files.c.ids_of).where(
+    t.files.c.session == bindparam("session"), ~t.files.c.is_dir
+)
+_child = t.files.alias("child")
+_SHARED_DIRECTORIES = (
+    select(t.files.c.file, func.min(_child.c.session))
+    .join(_child, (_child.c.tenant == t.files.c.tenant) & (_child.c.parent == t.files.c.path))
+    .where(
+        t.files.c.session == bindparam("session"), t.files.c.is_dir, _child.c.session != bindparam("session")
+    )
+    .group_by(t.files.c.file)
+)
+_FILES = files.selected(
+    ((t.files.c.session == bindparam("session")) | t.files.c.file.in_(_NAMED) | t.files.c.ids_of.in_(_NAMED))
+    & ~t.files.c.is_dir
+)
 _SEGMENTS = (
     select(t.segments).where(t.segments.c.session == bindparam("session")).order_by(t.segments.c.position)
 )
 
 
-def create(connection: Connection, now: float, tenant: str, body: requests.CreateSession) -> str:
-    """A new, empty session; returns its id."""
-    kv_format = KvFormat(body.kv_format.name, body.kv_format.bytes_per_token, body.kv_format.granule)
+def create(
+    connection: Connection, now: float, tenant: str, body: requests.CreateSession, cluster: str
+) -> str:
+    """A new session, empty or with what another one begins with; returns its id. Raises NotFound, Invalid."""
+    parent = None
+    if body.fork is not None:
+        lock(connection, tenant, body.fork.session)
+        parent = load(connection, now, tenant, body.fork.session, cluster)
+    values = _begin(body, parent)
+    segments = _forked(parent, body.fork) if parent and body.fork else []
     session = files.new_id()
     connection.execute(
         insert(t.sessions).values(
             session=session,
             tenant=tenant,
-            kv_identity=body.kv_identity,
-            format_name=kv_format.name,
-            bytes_per_token=kv_format.bytes_per_token,
-            granule=kv_format.granule,
-            model=body.model,
-            priority=body.priority,
-            ttl_s=body.ttl_s,
+            **values,
             version=0,
-            tokens=0,
-            bytes=0,
+            tokens=tokens_of([stored.segment for stored in segments]),
+            bytes=sum(stored.segment.kv_length or 0 for stored in segments),
             next_number=1,
             last_plan=None,
             created_at=now,
             updated_at=now,
-            expires_at=None if body.ttl_s is None else now + body.ttl_s,
+            expires_at=None if values["ttl_s"] is None else now + values["ttl_s"],
         )
     )
     root = select(t.files.c.file).where(t.files.c.tenant == tenant, t.files.c.path == SESSIONS_ROOT)
     if connection.scalar(root) is None:
         files.add(connection, now, tenant, SESSIONS_ROOT)
     files.add(connection, now, tenant, session_directory(session), session=session)
+    insert_segments(connection, session, segments, 0)
     return session
+
+
+def _begin(body: requests.CreateSession, parent: SessionView | None) -> dict[str, Any]:
+    """What a session is for: what the body says, else what its parent is for. Raises Invalid."""
+    if parent is None:
+        if body.kv_identity is None or body.kv_format is None:
+            raise errors.Invalid("kv_identity, kv_format: a session that is no fork needs both")
+        kv_identity, kv_format = body.kv_identity, body.kv_format.value()
+    else:
+        kv_identity, kv_format = parent.row["kv_identity"], parent.kv_format
+        if body.kv_identity not in (None, kv_identity):
+            raise errors.Invalid(
+                f"kv_identity: {body.kv_identity!r:.80}, but session {parent.session} has {kv_identity!r};"
+                " a fork has its parent's"
+            )
+        if body.kv_format is not None and body.kv_format.value() != kv_format:
+            raise errors.Invalid(
+                f"kv_format: session {parent.session} has {kv_format}; a fork has its parent's"
+            )
+    inherited = parent.row if parent else {"model": None, "priority": 0, "ttl_s": None}
+    return {
+        "kv_identity": kv_identity,
+        "format_name": kv_format.name,
+        "bytes_per_token": kv_format.bytes_per_token,
+        "granule": kv_format.granule,
+    } | {
+        name: getattr(body, name) if name in body.model_fields_set else inherited[name]
+        for name in ("model", "priority", "ttl_s")
+    }
+
+
+def _forked(parent: SessionView, fork: requests.Fork) -> list[StoredSegment]:
+    """The parent's segments up to the fork, in whole granules. Raises Invalid."""
+    tokens = parent.tokens if fork.tokens is None else fork.tokens
+    if tokens > parent.tokens:
+        raise errors.Invalid(
+            f"fork.tokens: {tokens}, but session {parent.session} has {parent.tokens} tokens stored"
+        )
+    kept = cut(parent.stored, parent.kv_format.round_down(tokens), parent.kv_format)
+    return [
+        StoredSegment(segment, stored.file, stored.digest if segment == stored.segment else NO_DIGEST)
+        for segment, stored in zip(kept, parent.segments, strict=False)
+    ]
 
 
 def lock(connection: Connection, tenant: str, session: str) -> RowMapping:
@@ -142,7 +234,8 @@ def load(connection: Connection, now: float, tenant: str, session: str, cluster:
 
 
 def files_of(connection: Connection, now: float, session: str) -> dict[str, FileView]:
-    """The session's files by their ids."""
+    """By their ids, the files that belong to the session and those of others that its segments name, each
+    with its `.tokens` file."""
     return {view.file: view for view in files.fetch(connection, now, _FILES, {"session": session})}
 
 
@@ -176,6 +269,7 @@ def load_segments(
 def describe(connection: Connection, view: SessionView) -> dict[str, Any]:
     """The session as the REST API shows it. `control_rows` counts what control keeps for it."""
     row = view.row
+    own = [file for file in view.files.values() if file.session == view.session]
     plans = connection.scalar(
         select(func.count()).select_from(t.plans).where(t.plans.c.session == view.session)
     )
@@ -198,9 +292,9 @@ def describe(connection: Connection, view: SessionView) -> dict[str, Any]:
         "control_rows": {
             "segments": len(view.segments),
             "plans": plans or 0,
-            "files": len(view.files),
+            "files": len(own),
             # Rows that carry epochs and grants: one a column.
-            "chain": sum(len(file.columns) for file in view.files.values()),
+            "chain": sum(len(file.columns) for file in own),
         },
         "created_at": row["created_at"],
         "updated_at": row["updated_at"],
@@ -221,19 +315,22 @@ def list_ids(connection: Connection, tenant: str, limit: int, after: str) -> lis
 
 def remove(connection: Connection, now: float, session: str) -> list[str]:
     """Deletes the (locked) session with everything that hangs on it; returns the files whose bytes are to be
-    freed."""
-    freed = list(
-        connection.scalars(select(t.files.c.file).where(t.files.c.session == session, ~t.files.c.is_dir))
-    )
+    freed. What other sessions refer to becomes theirs."""
     connection.execute(delete(t.plans).where(t.plans.c.session == session))
     connection.execute(delete(t.segments).where(t.segments.c.session == session))
+    own = connection.execute(_OWN, {"session": session}).all()
+    kept = _bequeath(connection, {row.file for row in own if row.ids_of is None})
+    freed = [row.file for row in own if (row.ids_of or row.file) not in kept]
+    for directory, heir in connection.execute(_SHARED_DIRECTORIES, {"session": session}).all():
+        connection.execute(update(t.files).where(t.files.c.file == directory).values(session=heir))
     files.release(connection, now, t.files.c.session == session)
     connection.execute(delete(t.sessions).where(t.sessions.c.session == session))
     return freed
 
 
 def release_unused(connection: Connection, now: float, session: str) -> bool:
-    """Deletes the (locked) session's files that no segment and no plan refers to; whether there were any."""
+    """Deletes the (locked) session's files that no segment and no plan refers to; whether there were any.
+    What only other sessions still refer to becomes theirs."""
     used = set(
         connection.scalars(
             select(t.segments.c.file)
@@ -241,18 +338,33 @@ def release_unused(connection: Connection, now: float, session: str) -> bool:
             .union(select(t.plans.c.file).where(t.plans.c.session == session, t.plans.c.file.is_not(None)))
         )
     )
-    rows = connection.execute(
-        select(t.files.c.file, t.files.c.path).where(t.files.c.session == session, ~t.files.c.is_dir)
-    ).all()
-    kept = set(_with_tokens(row.path for row in rows if row.file in used))
-    unused = [row.file for row in rows if row.path not in kept]
+    own = connection.execute(_OWN, {"session": session}).all()
+    used |= _bequeath(connection, {row.file for row in own if row.ids_of is None} - used)
+    unused = [row.file for row in own if (row.ids_of or row.file) not in used]
     if unused:
         files.release(connection, now, t.files.c.file.in_(unused))
     return bool(unused)
 
 
-def _with_tokens(paths: Iterable[str]) -> list[str]:
-    return [name for path in paths for name in (path, tokens_path(path))]
+def _bequeath(connection: Connection, kv_files: Collection[str]) -> set[str]:
+    """Gives each of the KV files that some session's segments name, with its `.tokens` file, to one of those
+    sessions. Returns them.
+
+    A session that is deleted by somebody else meanwhile cannot become the owner (the foreign key waits for it
+    and then refuses): the transaction runs again.
+    """
+    if not kv_files:
+        return set()
+    heirs = connection.execute(
+        select(t.segments.c.file, func.min(t.segments.c.session).label("heir"))
+        .where(t.segments.c.file.in_(kv_files))
+        .group_by(t.segments.c.file)
+    ).all()
+    for file, heir in heirs:
+        connection.execute(
+            update(t.files).where((t.files.c.file == file) | (t.files.c.ids_of == file)).values(session=heir)
+        )
+    return {row.file for row in heirs}
 
 
 def _one(connection: Connection, query: Select[Any], tenant: str, session: str) -> RowMapping:
