@@ -14,6 +14,9 @@ WORKERS ?= 3
 DEMO := tests/e2e/test_demo.py
 # What the engine, the tests and the client ask of the machine beyond Python and Rust.
 DEBIAN := build-essential python3-venv
+# And the tests, for control's second database.
+POSTGRESQL := /usr/lib/postgresql
+ON_POSTGRESQL := tests/unit/test_control_*.py tests/contract/test_control_http.py
 
 # Runs one suite under its own limit and prints its seconds: $(call suite,name,limit_s,command)
 define suite
@@ -64,6 +67,10 @@ test: build ## All tests: Rust, then Python (under 15 minutes on 2 cores)
 	$(call suite,rust,900,cargo test --release --locked --workspace --exclude gd2fs-py)
 	@$(PY) -m compileall -q python  # hundreds of processes would each do it, where the environment forbids to keep it
 	$(call suite,python,900,$(PY) -m pytest -n $(WORKERS) --dist worksteal --ignore $(DEMO))
+	@[ -d $(POSTGRESQL) ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends postgresql; } || \
+	  { echo "missing: PostgreSQL; install postgresql" >&2; exit 1; }
+	$(call suite,postgresql,300,env GD2FS_TEST_DATABASE=postgresql $(PY) -m pytest -n $(WORKERS) --dist worksteal $(ON_POSTGRESQL))
 	$(call suite,demo,500,$(PY) -m pytest $(DEMO))
 	$(call suite,faults,600,env LOOPS=5 $(PY) -m pytest -n 2 --dist worksteal -rs tests/faults)
 

@@ -20,6 +20,7 @@ from gd2fs.control.migrate import upgrade
 from gd2fs.control.service import Service
 from gd2fs.kv import digest, ids_to_bytes
 from gd2fs.signing import Keys
+from tests import postgres
 from tests.control_fakes import FakeClock, FakeNodes
 
 IDENTITY = "identity-1"
@@ -167,6 +168,20 @@ def _migrated() -> bytes:
         return file.read_bytes()
 
 
+def database_of(directory: Path) -> str:
+    """The URL of the database in `directory`, a fresh one if there is none. PostgreSQL has it elsewhere, with
+    GD2FS_TEST_DATABASE=postgresql: then its URL is kept there."""
+    if postgres.wanted():
+        kept = directory / "control.url"
+        if not kept.exists():
+            kept.write_text(postgres.server().database(postgres.server().migrated()))
+        return kept.read_text()
+    file = directory / "control.db"
+    if not file.exists():
+        file.write_bytes(_migrated())
+    return f"sqlite:///{file}"
+
+
 @contextmanager
 def control(
     directory: Path,
@@ -180,10 +195,7 @@ def control(
     test calls `sweep`. `time` replaces the clock that the test moves."""
     keys = keys or Keys.development()
     nodes, clock = nodes or FakeNodes(keys), FakeClock()
-    file = directory / "control.db"
-    if not file.exists():
-        file.write_bytes(_migrated())
-    url = f"sqlite:///{file}"
+    url = database_of(directory)
     time = time or ClusterTime(clock, clock)
     app = create_app(url, keys, nodes, "test", time=time, background=False, **options)
     with TestClient(app, base_url="http://control:7527") as client:

@@ -19,7 +19,7 @@ from gd2fs.control import files, schema
 from gd2fs.control.database import Database
 from gd2fs.control.migrate import config, upgrade
 from gd2fs.signing import Keys, Role, Token
-from tests.control_api import IDENTITY, ControlApi, control
+from tests.control_api import IDENTITY, ControlApi, control, database_of
 
 KEYS = Keys.parse("7:00112233445566778899aabbccddeeff,3:ffeeddccbbaa99887766554433221100")
 
@@ -278,12 +278,11 @@ def test_the_database_belongs_to_one_cluster(tmp_path: Path) -> None:
     from tests.control_fakes import FakeNodes
 
     with pytest.raises(errors.WrongCluster, match="test"):
-        create_app(f"sqlite:///{tmp_path / 'control.db'}", KEYS, FakeNodes(KEYS), "other")
+        create_app(database_of(tmp_path), KEYS, FakeNodes(KEYS), "other")
 
 
 def test_migrations_make_the_schema(tmp_path: Path) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'fresh.db'}")
-    upgrade(database)
+    database = Database(database_of(tmp_path))
     upgrade(database)
 
     def difference(connection: Any) -> list[Any]:

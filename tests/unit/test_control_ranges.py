@@ -37,7 +37,12 @@ def _columns(api: ControlApi) -> dict[str, FakeColumn]:
 
 
 def _rows(api: ControlApi) -> list[tuple[int, int | None]]:
-    query = select(schema.file_columns.c.born, schema.file_columns.c.valid)
+    """In the order of their paths."""
+    query = (
+        select(schema.file_columns.c.born, schema.file_columns.c.valid)
+        .join(schema.files, schema.files.c.file == schema.file_columns.c.file)
+        .order_by(schema.files.c.path)
+    )
     return [tuple(row) for row in api.service.database.read(lambda c: c.execute(query).all())]
 
 

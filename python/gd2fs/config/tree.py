@@ -101,7 +101,10 @@ class ControlConfig(Section):
         "127.0.0.1:7527", "HOST:PORT of control's HTTP service; port 0 lets the kernel choose."
     )
     database: str = knob(
-        "", "SQLAlchemy URL of the database. Empty: a SQLite file in the data directory.", secret=True
+        "",
+        "SQLAlchemy URL of the database: `postgresql+psycopg://…` (extra `postgres`), which several controls"
+        " share. Empty: a SQLite file in the data directory.",
+        secret=True,
     )
     data_dir: str = knob("./gd2fs-data/control", "Directory of control's own files (the SQLite database).")
     advertise: Names = knob(
