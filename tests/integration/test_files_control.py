@@ -245,6 +245,15 @@ def test_sessions_are_dataclasses_of_kv(client: Client) -> None:
     assert (again.version, again.tokens, again.bytes, again.stored) == (version, 100, 6400, stored)
     assert client.sessions.tokens(session.session) == ids
     assert session.session in {one.session for one in client.sessions.list(limit=1000)}
+    seen = client.sessions.estimate(session.session, [*ids, 7], max_tokens=5, kv_identity="identity")
+    assert (seen.cached_tokens, seen.reusable_tokens, seen.miss, seen.version) == (100, 100, None, version)
+    assert seen.estimate["fresh_tokens"] == 1 and seen.estimate["cached_bytes"] == 6400
+    kept = client.sessions.extend(session.session, ttl_s=600, priority=2)
+    assert (
+        kept.expires_at is not None and client.sessions.extend(session.session, ttl_s=None).expires_at is None
+    )
+    one = client.sessions.list(model="m", kv_identity="identity")
+    assert [each.session for each in one] == [session.session] and not client.sessions.list(model="other")
     fork = client.sessions.fork(session.session, 60)
     assert (fork.tokens, fork.bytes, fork.model, fork.control_rows["files"]) == (60, 3840, "m", 0)
     client.sessions.delete(session.session)
@@ -256,8 +265,8 @@ def test_sessions_are_dataclasses_of_kv(client: Client) -> None:
     )
     [stored_part] = plan.metadata.stored
     assert (plan.cached_tokens, stored_part.kv_uri, stored_part.kv_length) == (60, fresh.kv_uri, 3840)
-    kept = client.open_layout(plan.kv_transfer["plan"]["layouts"][fresh.kv_uri])
+    of_parent = client.open_layout(plan.kv_transfer["plan"]["layouts"][fresh.kv_uri])
     into = bytearray(3840)
-    assert kept.read_into(fresh.kv_start, into) == 3840
+    assert of_parent.read_into(fresh.kv_start, into) == 3840
     assert bytes(into) == data[:3840]
     client.sessions.delete(fork.session)

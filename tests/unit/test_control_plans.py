@@ -504,3 +504,56 @@ def test_an_ever_edited_conversation_has_a_bounded_number_of_segments(
         counts.append(api.get(session)["control_rows"]["segments"])
     assert max(counts) == 9 and counts.count(9) >= 3, "cut in the middle, several times"
     assert api.call("GET", f"/v1/kv/sessions/{session}/tokens")["token_ids"] == [*history, 3, 4]
+
+
+def _all_rows(api: ControlApi) -> dict[str, int]:
+    return {table.name: api.rows(table) for table in schema.metadata.sorted_tables}
+
+
+def test_an_estimate_says_what_a_plan_would_and_changes_nothing(api: ControlApi) -> None:
+    session = api.session()
+    prompt = list(range(100))
+    api.turn(session, prompt, [1, 2, 3], "r1")
+    for ids in ([*prompt, 1, 2, 9], prompt[:50], [*prompt[:20], 999], [7]):
+        body = {"token_ids": ids, "max_tokens": 4, "kv_identity": IDENTITY}
+        rows, pins = _all_rows(api), api.nodes.calls["pin"]
+        said = api.call("POST", f"/v1/kv/sessions/{session}/estimate", body)
+        assert (_all_rows(api), api.nodes.calls["pin"]) == (rows, pins)
+        plan = api.plan(session, ids, "p")
+        plan["estimate"].pop("best_effort")
+        assert said == {name: plan[name] for name in said} | {
+            "estimate": plan["estimate"] | {"max_output_tokens": 4}
+        }
+        api.call("POST", "/v1/kv/abort", {"plan_token": plan["kv_transfer"]["plan"]["token"]})
+    api.headers["X-GD2FS-Tenant"] = "another"
+    with pytest.raises(errors.NotFound):
+        api.call("POST", f"/v1/kv/sessions/{session}/estimate", body)
+
+
+def test_a_session_is_extended(api: ControlApi) -> None:
+    session = api.session(ttl_s=100, priority=1)
+    begun = api.clock.now
+    route = f"/v1/kv/sessions/{session}"
+    api.clock.now += 60
+    assert api.call("PATCH", route, {})["expires_at"] == begun + 160, "used now"
+    changed = api.call("PATCH", route, {"ttl_s": 1000, "priority": 7})
+    assert (changed["ttl_s"], changed["priority"], changed["expires_at"]) == (1000, 7, begun + 1060)
+    api.plan(session, range(10), "r1")
+    assert api.call("PATCH", route, {"ttl_s": 1})["expires_at"] == begun + 660, "not under a plan"
+    forever = api.call("PATCH", route, {"ttl_s": None})
+    assert (forever["ttl_s"], forever["priority"], forever["expires_at"]) == (None, 7, None)
+    for body, field in (({"priority": None}, "priority"), ({"ttl_s": 0}, "ttl_s"), ({"model": "x"}, "model")):
+        with pytest.raises(errors.Invalid, match=field):
+            api.call("PATCH", route, body)
+    api.headers["X-GD2FS-Tenant"] = "another"
+    with pytest.raises(errors.NotFound):
+        api.call("PATCH", route, {})
+
+
+def test_sessions_are_listed_by_model_and_identity(api: ControlApi) -> None:
+    made = [api.session(identity, model=model) for identity in ("a", "b") for model in ("x", "y", "x")]
+    listed = api.call("GET", "/v1/kv/sessions", kv_identity="a", model="x", limit=1)
+    rest = api.call("GET", "/v1/kv/sessions", kv_identity="a", model="x", after=listed["next"])
+    found = [one["session"] for one in listed["sessions"] + rest["sessions"]]
+    assert found == sorted([made[0], made[2]]) and rest["next"] is None
+    assert len(api.call("GET", "/v1/kv/sessions", model="x")["sessions"]) == 4

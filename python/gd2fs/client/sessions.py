@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from types import EllipsisType
+from typing import Any, Self
 from urllib.parse import quote, urlencode
 
 from gd2fs import kv
@@ -27,6 +28,7 @@ class Session:
     control_rows: dict[str, int]
     created_at: float
     updated_at: float
+    expires_at: float | None
 
     @classmethod
     def from_json(cls, answer: dict[str, Any]) -> Session:
@@ -43,15 +45,14 @@ class Session:
             control_rows=answer.get("control_rows", {}),
             created_at=answer["created_at"],
             updated_at=answer["updated_at"],
+            expires_at=answer["expires_at"],
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What serves the next request: counts in tokens, and ``kv_transfer``, the object that travels to the
-    engine."""
+class Estimate:
+    """What of a session serves a prompt, in tokens; ``miss`` says why it is not all that is stored."""
 
-    plan: str
     session: str
     version: int
     prompt_tokens: int
@@ -60,12 +61,19 @@ class Plan:
     cached_tokens: int
     miss: str | None
     estimate: dict[str, Any]
-    expires_at: float
-    kv_transfer: dict[str, Any]
 
     @classmethod
-    def from_json(cls, answer: dict[str, Any]) -> Plan:
-        return cls(**{name: answer[name] for name in cls.__slots__})
+    def from_json(cls, answer: dict[str, Any]) -> Self:
+        return cls(**{field.name: answer[field.name] for field in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Estimate):
+    """What serves the next request, and ``kv_transfer``, the object that travels to the engine."""
+
+    plan: str
+    expires_at: float
+    kv_transfer: dict[str, Any]
 
     @property
     def metadata(self) -> kv.KvMetadata:
@@ -129,9 +137,18 @@ class Sessions:
     def get(self, session: str) -> Session:
         return Session.from_json(self._call("GET", _route(session)))
 
-    def list(self, *, limit: int = 100, after: str | None = None) -> list[Session]:
-        """At most ``limit`` sessions of the tenant, in the order of their ids, from behind ``after`` on."""
-        options: dict[str, Any] = {"limit": limit} | ({"after": after} if after else {})
+    def list(
+        self,
+        *,
+        limit: int = 100,
+        after: str | None = None,
+        model: str | None = None,
+        kv_identity: str | None = None,
+    ) -> list[Session]:
+        """At most ``limit`` sessions of the tenant, in the order of their ids, from behind ``after`` on; of
+        one model or kv_identity if that is given."""
+        wanted = {"limit": limit, "after": after, "model": model, "kv_identity": kv_identity}
+        options = {name: value for name, value in wanted.items() if value is not None}
         answer = self._call("GET", f"/v1/kv/sessions?{urlencode(options)}")
         return [Session.from_json(entry) for entry in answer["sessions"]]
 
@@ -140,9 +157,27 @@ class Sessions:
         ids: builtins.list[int] = self._call("GET", _route(session) + "/tokens")["token_ids"]
         return ids
 
+    def extend(
+        self, session: str, *, ttl_s: float | EllipsisType | None = ..., priority: int | None = None
+    ) -> Session:
+        """Lets the session's time to live begin anew. ``ttl_s`` changes it (None: it does not expire), and
+        ``priority`` how dearly its bytes are kept (0 to 255)."""
+        body: dict[str, Any] = {} if priority is None else {"priority": priority}
+        if ttl_s is not ...:
+            body["ttl_s"] = ttl_s
+        return Session.from_json(self._call("PATCH", _route(session), body))
+
     def delete(self, session: str) -> None:
         """Forgets the session and frees its bytes at once."""
         self._call("DELETE", _route(session))
+
+    def estimate(
+        self, session: str, token_ids: Sequence[int], *, max_tokens: int, kv_identity: str
+    ) -> Estimate:
+        """What a plan for this prompt would say now. Changes nothing, and pins nothing: what is there may be
+        gone a moment later."""
+        body = {"token_ids": [*token_ids], "max_tokens": max_tokens, "kv_identity": kv_identity}
+        return Estimate.from_json(self._call("POST", _route(session) + "/estimate", body))
 
     def plan(
         self,

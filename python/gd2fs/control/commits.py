@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, bindparam, delete, func, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, delete, select, update
 
 from gd2fs import errors
 from gd2fs.control import requests, sessions
@@ -242,12 +242,8 @@ def _advance(
 ) -> None:
     """The next version of the session; one that moved to another identity takes it on with its first
     commit."""
-    expires_at = None
-    if session["ttl_s"] is not None:
-        # Another turn of it may go on for longer.
-        others = (t.plans.c.session == session["session"]) & (t.plans.c.plan != plan["plan"])
-        last = connection.scalar(select(func.max(t.plans.c.expires_at)).where(others))
-        expires_at = max(now + session["ttl_s"], last or 0.0)
+    # Another turn of it may go on for longer.
+    expires_at = sessions.renewed(connection, now, session["session"], session["ttl_s"], plan["plan"])
     connection.execute(
         update(t.sessions)
         .where(t.sessions.c.session == session["session"], t.sessions.c.version == plan["version"])

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from gd2fs import errors
 from gd2fs.control import requests, sessions
 from gd2fs.control.http_edge import Caller, Control
-from gd2fs.control.plan_answer import answer
+from gd2fs.control.plan_answer import answer, counts
 from gd2fs.control.service import Service
 from gd2fs.signing import PlanToken
 
@@ -34,13 +34,17 @@ def listing(
     caller: Caller,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: Annotated[str, Query(max_length=64)] = "",
+    model: Annotated[str | None, Query(max_length=256)] = None,
+    kv_identity: Annotated[str | None, Query(max_length=256)] = None,
 ) -> dict[str, Any]:
-    """A page of the tenant's sessions in id order; `next` is the `after` of the following page, null at the
-    end."""
+    """A page of the tenant's sessions in id order, those of one model or kv_identity; `next` is the `after`
+    of the following page, null at the end."""
     caller.require("client")
 
     def work(connection: Any, now: float) -> dict[str, Any]:
-        ids = sessions.list_ids(connection, caller.tenant, limit + 1, after)
+        ids = sessions.list_ids(
+            connection, caller.tenant, limit + 1, after, model=model, kv_identity=kv_identity
+        )
         page = [_describe(control, connection, now, caller.tenant, session) for session in ids[:limit]]
         return {"sessions": page, "next": ids[limit - 1] if len(ids) > limit else None}
 
@@ -51,6 +55,19 @@ def listing(
 def get(control: Control, caller: Caller, session: str) -> dict[str, Any]:
     caller.require("client")
     return control.read(lambda connection, now: _describe(control, connection, now, caller.tenant, session))
+
+
+@router.patch("/sessions/{session}")
+def extend(control: Control, caller: Caller, session: str, body: requests.Extend) -> dict[str, Any]:
+    """Changes how long, and how dearly, the session is kept; its time to live begins anew."""
+    caller.require("client")
+
+    def work(connection: Any, now: float) -> dict[str, Any]:
+        row = sessions.lock(connection, caller.tenant, session)
+        sessions.extend(connection, now, row, body)
+        return _describe(control, connection, now, caller.tenant, session)
+
+    return control.write(work)
 
 
 @router.delete("/sessions/{session}")
@@ -71,6 +88,13 @@ def token_ids(control: Control, caller: Caller, session: str) -> dict[str, Any]:
     """The ids whose KV cache is stored."""
     caller.require("client")
     return {"token_ids": control.planner.token_ids(caller.tenant, session)}
+
+
+@router.post("/sessions/{session}/estimate")
+def estimate(control: Control, caller: Caller, session: str, body: requests.Estimate) -> dict[str, Any]:
+    """What a plan for this prompt would say now. Pins and records nothing."""
+    caller.require("client")
+    return counts(control.planner.estimate(caller.tenant, session, body))
 
 
 @router.post("/sessions/{session}/plan")

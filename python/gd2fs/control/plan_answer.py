@@ -8,7 +8,7 @@ from typing import Any
 
 from gd2fs.control.files import FileView
 from gd2fs.control.layouts import layout
-from gd2fs.control.plans import Plan
+from gd2fs.control.plans import Forecast, Plan
 from gd2fs.control.sessions import uri_of
 from gd2fs.kv import ID_BYTES, TO_THE_END, segment_to_json
 from gd2fs.signing import Keys, PlanToken, Right
@@ -16,13 +16,11 @@ from gd2fs.signing import Keys, PlanToken, Right
 _OPEN_END = -1
 
 
-def answer(made: Plan, tenant: str, keys: Keys, cluster: str, control: Sequence[str]) -> dict[str, Any]:
-    """The answer of `plan`; `control` are the addresses that take the commit."""
+def counts(made: Forecast) -> dict[str, Any]:
+    """The answer of `estimate`, and what a plan says of the same."""
     cached = made.prefix.cached
     return {
-        "plan": made.plan,
         "session": made.view.session,
-        "request_id": made.request_id,
         "version": made.view.row["version"],
         "prompt_tokens": made.prompt_tokens,
         "stored_tokens": made.view.tokens,
@@ -34,9 +32,18 @@ def answer(made: Plan, tenant: str, keys: Keys, cluster: str, control: Sequence[
             "fresh_tokens": made.prompt_tokens - cached,
             "cached_bytes": sum(segment.kv_length or 0 for segment in made.cached),
             "max_output_tokens": made.max_tokens,
-            # Whether some of it may be evicted before it is read, because nodes pin no more.
-            "best_effort": made.best_effort,
         },
+    }
+
+
+def answer(made: Plan, tenant: str, keys: Keys, cluster: str, control: Sequence[str]) -> dict[str, Any]:
+    """The answer of `plan`; `control` are the addresses that take the commit."""
+    said = counts(made)
+    # Whether some of it may be evicted before it is read, because nodes pin no more.
+    said["estimate"]["best_effort"] = made.best_effort
+    return said | {
+        "plan": made.plan,
+        "request_id": made.request_id,
         "expires_at": made.expires_at,
         "kv_transfer": _metadata(made, tenant, keys, cluster, control),
     }

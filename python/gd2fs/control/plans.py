@@ -59,18 +59,24 @@ class Fresh:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A recorded plan: everything its answer says."""
+class Forecast:
+    """What of the session serves a prompt."""
 
-    plan: str
     view: SessionView
-    request_id: str
-    kv_identity: str
-    kv_format: KvFormat
     prompt_tokens: int
     max_tokens: int
     prefix: Prefix
     cached: list[Segment]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Forecast):
+    """A recorded plan: everything its answer says."""
+
+    plan: str
+    request_id: str
+    kv_identity: str
+    kv_format: KvFormat
     fresh: Fresh | None
     expires_at: int
     best_effort: bool
@@ -144,6 +150,15 @@ class Planner:
                 return recorded
         self._drop([plan], draft)
         raise errors.Conflict(f"session {session}: commits kept coming in between; plan again")
+
+    def estimate(self, tenant: str, session: str, body: requests.Estimate) -> Forecast:
+        """What a plan would say now, as far as control knows; pins and records nothing. Raises NotFound."""
+        ids = as_ids(body.token_ids)
+        view = self._load(tenant, session)
+        agreement = plan_rules.agree(view, ids, body.kv_identity, self._reader(view))
+        prefix = plan_rules.usable_prefix(view, agreement, ids.size, body.kv_identity)
+        cached = cut(view.stored, prefix.cached, view.kv_format)
+        return Forecast(view, ids.size, body.max_tokens, prefix, cached)
 
     def _draft(
         self, plan: str, view: SessionView, body: requests.Plan, agreement: Agreement, prefix: Prefix

@@ -20,6 +20,8 @@ Identity = Annotated[str, Field(min_length=1, max_length=256)]
 Count = Annotated[int, Field(ge=0, le=I64_MAX)]
 U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
 FileId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+TtlS = Annotated[int, Field(ge=1, le=10 * 366 * 86_400)]
+Priority = Annotated[int, Field(ge=0, le=255)]
 SessionId = Annotated[str, Field(min_length=1, max_length=64)]
 Address = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[a-z]+://\S+$")]
 SignedText = Annotated[str, Field(min_length=1, max_length=60_000)]
@@ -150,15 +152,25 @@ class CreateSession(_Body):
     kv_format: Format | None = None
     fork: Fork | None = None
     model: Annotated[str, Field(max_length=256)] | None = None
-    ttl_s: Annotated[int, Field(ge=1, le=10 * 366 * 86_400)] | None = None
-    priority: Annotated[int, Field(ge=0, le=255)] = 0
+    ttl_s: TtlS | None = None
+    priority: Priority = 0
 
 
-class Plan(_Body):
+class Extend(_Body):
+    """What changes; `ttl_s` null: it does not expire. Its time to live begins anew in any case."""
+
+    ttl_s: TtlS | None = None
+    priority: Priority | None = None
+
+
+class Estimate(_Body):
     token_ids: Annotated[list[U32], Field(min_length=1, max_length=TOKEN_IDS_MAX)]
     max_tokens: Annotated[int, Field(ge=0, le=TOKEN_IDS_MAX)]
-    request_id: Annotated[str, Field(min_length=1, max_length=256)]
     kv_identity: Identity
+
+
+class Plan(Estimate):
+    request_id: Annotated[str, Field(min_length=1, max_length=256)]
     # Only for a session that moves to another identity, whose tokens may take other bytes.
     kv_format: Format | None = None
 

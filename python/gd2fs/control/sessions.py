@@ -298,19 +298,39 @@ def describe(connection: Connection, view: SessionView) -> dict[str, Any]:
         },
         "created_at": row["created_at"],
         "updated_at": row["updated_at"],
+        "expires_at": row["expires_at"],
     }
 
 
-def list_ids(connection: Connection, tenant: str, limit: int, after: str) -> list[str]:
-    """Ids of the tenant's sessions, in id order, beyond `after`."""
-    return list(
-        connection.scalars(
-            select(t.sessions.c.session)
-            .where(t.sessions.c.tenant == tenant, t.sessions.c.session > after)
-            .order_by(t.sessions.c.session)
-            .limit(limit)
-        )
+def list_ids(connection: Connection, tenant: str, limit: int, after: str, **wanted: str | None) -> list[str]:
+    """Ids of the tenant's sessions, in id order, beyond `after`. `wanted`: values of columns, None: any."""
+    query = select(t.sessions.c.session).where(t.sessions.c.tenant == tenant, t.sessions.c.session > after)
+    for name, value in wanted.items():
+        if value is not None:
+            query = query.where(t.sessions.c[name] == value)
+    return list(connection.scalars(query.order_by(t.sessions.c.session).limit(limit)))
+
+
+def extend(connection: Connection, now: float, row: RowMapping, body: requests.Extend) -> None:
+    """Changes the (locked) session's retention, and lets its time to live begin anew."""
+    changes: dict[str, Any] = {name: getattr(body, name) for name in body.model_fields_set}
+    if changes.get("priority", 0) is None:
+        raise errors.Invalid("priority: null; leave it out to keep it")
+    ttl_s = changes.get("ttl_s", row["ttl_s"])
+    changes["expires_at"] = renewed(connection, now, row["session"], ttl_s)
+    connection.execute(update(t.sessions).where(t.sessions.c.session == row["session"]).values(**changes))
+
+
+def renewed(
+    connection: Connection, now: float, session: str, ttl_s: int | None, but: str | None = None
+) -> float | None:
+    """When the session ends if it is used now: never under one of its plans, `but` that one."""
+    if ttl_s is None:
+        return None
+    plans = select(func.max(t.plans.c.expires_at)).where(
+        t.plans.c.session == session, t.plans.c.plan != (but or "")
     )
+    return max(now + ttl_s, connection.scalar(plans) or 0.0)
 
 
 def remove(connection: Connection, now: float, session: str) -> list[str]:
