@@ -82,17 +82,17 @@ def test_whatever_happens_at_once_bytes_are_those_that_sessions_name(
         done = list(threads.map(Walk.run, walks))
     assert min(done) > STEPS / 4, done
     api = both[0]
+    _settle(api)
+    kept = {file for file, _ in api.nodes.node("n1").columns}
+    assert kept & _files(api, schema.files.c.file, schema.files.c.ids_of.is_(None)) == _files(
+        api, schema.segments.c.file
+    ) | (kept & _files(api, schema.plans.c.file))
     for session in family:
         ids = api.call("GET", f"/v1/kv/sessions/{session}/tokens")["token_ids"]
         assert len(ids) == api.get(session)["tokens"]
         plan = api.plan(session, [*ids, 7], "last")
         assert plan["cached_tokens"] == plan["stored_tokens"] == len(ids), plan["miss"]
         api.call("POST", "/v1/kv/abort", {"plan_token": plan["kv_transfer"]["plan"]["token"]})
-    _settle(api)
-    kept = {file for file, _ in api.nodes.node("n1").columns}
-    assert kept & _files(api, schema.files.c.file, schema.files.c.ids_of.is_(None)) == _files(
-        api, schema.segments.c.file
-    ) | (kept & _files(api, schema.plans.c.file))
     for session in family:
         api.call("DELETE", f"/v1/kv/sessions/{session}")
     _settle(api)

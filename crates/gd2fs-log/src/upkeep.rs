@@ -39,6 +39,9 @@ const PUT_OFF: Duration = Duration::from_secs(60);
 /// After a failure, so that a full or broken disk is not asked without a pause. Whoever needs room meanwhile learns the reason.
 pub(crate) const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
+/// What has failed is tried again also where nobody asks for anything.
+const RETRY: Duration = Duration::from_secs(60);
+
 impl Inner {
     /// Runs until the log is closed.
     pub async fn keep_up(self: Arc<Self>) {
@@ -57,6 +60,8 @@ impl Inner {
                 // Over at once if the log is closed meanwhile.
                 let _ = tokio::time::timeout(PAUSE_AFTER_FAILURE, self.closing.notified()).await;
                 self.state.lock().trouble = None;
+                let _ = tokio::time::timeout(RETRY, work).await;
+                continue;
             }
             work.await;
         }

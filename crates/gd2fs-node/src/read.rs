@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use gd2fs_store::ReadView;
 use gd2fs_transport::{Frame, Memory, Slice};
 use gd2fs_wire::capability::Right;
-use gd2fs_wire::{Failure, Header};
+use gd2fs_wire::{Failure, Header, Opcode};
 
 use crate::connection::{Connection, Reply};
 
@@ -26,19 +26,20 @@ impl Connection<'_> {
     pub(crate) async fn view(&mut self, header: &Header) -> Result<ReadView, Failure> {
         let handle = self.authorised(header, Right::Read)?;
         if header.length >= LARGE_BYTES {
-            self.look_ahead(header);
+            self.look_ahead();
         }
         handle.column.read(header.epoch, header.offset, header.length, !header.is_raw()).await
     }
 
-    /// This READ and those that follow are at the disk at the same time.
-    fn look_ahead(&mut self, header: &Header) {
-        let following = self.receiver.look_ahead(AHEAD_MAX);
-        for read in std::iter::once(header).chain(&following).filter(|next| next.opcode == header.opcode) {
+    /// What the next READs want begins to be lifted.
+    fn look_ahead(&mut self) {
+        for next in self.receiver.look_ahead(AHEAD_MAX) {
             // What is wrong with a request it is told when its turn comes.
-            let Ok(handle) = self.authorised(read, Right::Read) else { continue };
-            if let Some(ahead) = handle.column.read_ahead(read.offset, read.length) {
-                if self.ahead.len() > AHEAD_MAX {
+            if next.opcode == Opcode::Read as u8
+                && let Ok(handle) = self.authorised(&next, Right::Read)
+                && let Some(ahead) = handle.column.read_ahead(next.offset, next.length)
+            {
+                if self.ahead.len() == AHEAD_MAX {
                     self.ahead.pop_front();
                 }
                 self.ahead.push_back(ahead);

@@ -253,6 +253,18 @@ impl Column {
         }
     }
 
+    /// The same for something that nobody waits for: it takes the place of what may go, and gives up otherwise.
+    fn frame_at_once(&self, bytes: usize) -> Result<Frame, Failure> {
+        match self.tenant().frame(&self.shared.arena, bytes) {
+            Err(failure)
+                if failure.code == Code::NoSpace && self.shared.evict(bytes, self.tenant(), false) > 0 =>
+            {
+                self.tenant().frame(&self.shared.arena, bytes)
+            }
+            other => other,
+        }
+    }
+
     /// Lifts a cold chunk into memory, together with others who want it too. Ok also if it went meanwhile. `ahead`: for a read that has
     /// not come yet.
     pub(crate) async fn lift(self: &Arc<Self>, index: u64, ahead: bool) -> Result<(), Failure> {
@@ -263,7 +275,7 @@ impl Column {
                 (Where::of(chunk, chunk.runs().as_slice().to_vec(), true), chunk.runs().end() as usize)
             };
             let Some((found, capacity)) = self.cold(index, look) else { return Ok(()) };
-            let frame = self.frame(capacity).await?;
+            let frame = if ahead { self.frame_at_once(capacity)? } else { self.frame(capacity).await? };
             let blocks = gd2fs_log::cover(&found.runs);
             let turn = if ahead { Some(found.tier.turn_ahead().await) } else { None };
             let read = self.read_record(index, &found, &frame, blocks, 0).await;

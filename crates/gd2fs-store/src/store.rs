@@ -30,7 +30,7 @@ use crate::scrub::Scrubber;
 use crate::shared::{Counters, Shared};
 use crate::tenants::Tenants;
 use crate::tier::{Tier, TierError, Tiers};
-use crate::warming::{AHEAD_SHARE, AHEAD_UNIT, WARMING_MAX};
+use crate::warming::{WARMING_MAX, ahead_units};
 
 /// Twice the longest life of a capability, in the cluster's time, which capabilities expire by: when a tombstone goes, nothing
 /// that could bring the file back is valid any more.
@@ -114,7 +114,7 @@ impl Store {
             changed: Changed::default(),
             pins: Pins::default(),
             warming: Arc::new(Semaphore::new(WARMING_MAX)),
-            ahead: Arc::new(Semaphore::new(memory_bytes / AHEAD_SHARE / AHEAD_UNIT)),
+            ahead: Arc::new(Semaphore::new(ahead_units(memory_bytes))),
             counters: Counters::default(),
             version: AtomicU64::new(0),
             began: Instant::now(),

@@ -17,13 +17,20 @@ const LIFTS_MAX: usize = 8;
 /// Chunks that are counted before others have the column's lock: a fraction of a millisecond.
 const CHUNKS_A_STEP: usize = 256;
 
-/// What is lifted ahead of reads takes at most this share of the memory.
-pub(crate) const AHEAD_SHARE: usize = 4;
+/// What is lifted ahead of reads takes at most this share of the memory, and is never so much that a read whose turn has come waits long
+/// behind it.
+const AHEAD_SHARE: usize = 4;
+const AHEAD_MAX: usize = 32;
 /// A chunk of the usual size.
-pub(crate) const AHEAD_UNIT: usize = 4 << 20;
+const AHEAD_UNIT: usize = 4 << 20;
 
-/// A chunk that is lifted ahead has its share of the memory for as long as somebody means to read it.
-pub struct Ahead(#[allow(dead_code)] OwnedSemaphorePermit);
+/// Units of chunks that may be lifted ahead.
+pub(crate) fn ahead_units(memory_bytes: usize) -> usize {
+    (memory_bytes / AHEAD_SHARE / AHEAD_UNIT).min(AHEAD_MAX)
+}
+
+/// A chunk that is lifted ahead has its share of the memory until it is lifted, and for as long as somebody means to read it.
+pub struct Ahead(#[allow(dead_code)] Arc<OwnedSemaphorePermit>);
 
 impl Column {
     /// Bytes of `[start, end)` in this column by where they are now. What is cold begins to be lifted in the background, from the
@@ -79,8 +86,13 @@ impl Column {
         let units = capacity??.div_ceil(AHEAD_UNIT) as u32;
         let ahead = Arc::clone(&self.shared.ahead).try_acquire_many_owned(units).ok()?;
         let column = Arc::clone(self);
-        // Whoever reads it learns what is wrong with it.
-        tokio::spawn(async move { column.lift(place.chunk, true).await });
+        let ahead = Arc::new(ahead);
+        let share = Arc::clone(&ahead);
+        tokio::spawn(async move {
+            // Whoever reads it learns what is wrong with it.
+            let _ = column.lift(place.chunk, true).await;
+            drop(share);
+        });
         Some(Ahead(ahead))
     }
 

@@ -133,9 +133,13 @@ _SHARED_DIRECTORIES = (
     )
     .group_by(t.files.c.file)
 )
+# By ids, each part by an index: an OR over these conditions makes PostgreSQL read all files there are.
 _FILES = files.selected(
-    ((t.files.c.session == bindparam("session")) | t.files.c.file.in_(_NAMED) | t.files.c.ids_of.in_(_NAMED))
-    & ~t.files.c.is_dir
+    t.files.c.file.in_(
+        _OWN.with_only_columns(t.files.c.file).union(
+            _NAMED, select(t.files.c.file).where(t.files.c.ids_of.in_(_NAMED))
+        )
+    )
 )
 _SEGMENTS = (
     select(t.segments).where(t.segments.c.session == bindparam("session")).order_by(t.segments.c.position)
@@ -371,20 +375,22 @@ def _bequeath(connection: Connection, kv_files: Collection[str]) -> set[str]:
     sessions. Returns them.
 
     A session that is deleted by somebody else meanwhile cannot become the owner (the foreign key waits for it
-    and then refuses): the transaction runs again.
+    and then refuses): the transaction runs again. One whose commit has dropped the file meanwhile can, so the
+    segments are asked again: from then on the foreign key holds it until this transaction ends.
     """
-    if not kv_files:
-        return set()
-    heirs = connection.execute(
-        select(t.segments.c.file, func.min(t.segments.c.session).label("heir"))
-        .where(t.segments.c.file.in_(kv_files))
-        .group_by(t.segments.c.file)
-    ).all()
-    for file, heir in heirs:
-        connection.execute(
-            update(t.files).where((t.files.c.file == file) | (t.files.c.ids_of == file)).values(session=heir)
-        )
-    return {row.file for row in heirs}
+    kept: set[str] = set()
+    while left := set(kv_files) - kept:
+        named = select(t.segments.c.file, t.segments.c.session).where(t.segments.c.file.in_(left))
+        heirs = {file: heir for file, heir in sorted(map(tuple, connection.execute(named)), reverse=True)}
+        if not heirs:
+            break
+        for file, heir in heirs.items():
+            both = (t.files.c.file == file) | (t.files.c.ids_of == file)
+            connection.execute(update(t.files).where(both).values(session=heir))
+        still = set(map(tuple, connection.execute(named)))
+        kept |= {file for file, heir in heirs.items() if (file, heir) in still}
+        kv_files = set(heirs)
+    return kept
 
 
 def _one(connection: Connection, query: Select[Any], tenant: str, session: str) -> RowMapping:

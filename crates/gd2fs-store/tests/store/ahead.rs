@@ -56,15 +56,24 @@ fn a_read_that_was_expected_counts_as_one_from_the_log() {
 fn it_takes_a_share_of_the_memory_for_as_long_as_somebody_means_to_read_it() {
     run(async {
         let mut disk = Disk::new(32 * MIB, 64 << 20);
-        let (_store, file) = cold(&mut disk, 4).await;
+        let (store, file) = cold(&mut disk, 4).await;
         let ask = |chunk: u64| file.read_ahead(chunk * u64::from(UNIT), UNIT);
         let (first, second) = (ask(0).unwrap(), ask(1).unwrap());
         assert!(ask(2).is_none(), "a quarter of the memory is two of the largest usual chunks");
+        lifted(&store, 2 * u64::from(UNIT)).await;
+        assert!(ask(2).is_none(), "they were not read yet");
         drop(first);
-        let third = ask(2).unwrap();
+        let third = tokio::time::timeout(PATIENCE, async {
+            loop {
+                match ask(2) {
+                    Some(third) => break third,
+                    None => tokio::time::sleep(Duration::from_millis(1)).await,
+                }
+            }
+        });
+        let third = third.await.expect("the task that lifted the first has ended");
         assert!(ask(3).is_none());
         drop((second, third));
-        assert!(ask(3).is_some());
         for chunk in 0..4 {
             let bytes = get(&file, chunk * u64::from(UNIT), UNIT).await.unwrap();
             assert!(bytes == pattern(UNIT as usize, chunk as u8));
