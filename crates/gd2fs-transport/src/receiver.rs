@@ -58,8 +58,7 @@ impl Receiver {
     pub fn holds_frame(&self) -> bool {
         let held = &self.buffer[self.start..self.end];
         let Some(Ok(header)) = held.first_chunk().map(Header::decode) else { return false };
-        let around = usize::from(header.ext_bytes) + header.sums_bytes as usize;
-        held.len() >= HEADER_BYTES + around + header.payload_bytes() as usize
+        held.len() >= frame_bytes(&header)
     }
 
     /// The headers that come next, as far as they are here already; they are taken later. Waits for nothing. What is wrong with them,
@@ -81,12 +80,8 @@ impl Receiver {
         while headers.len() < count
             && let Some(Ok(header)) = held.first_chunk().map(Header::decode)
         {
-            let bytes = HEADER_BYTES
-                + usize::from(header.ext_bytes)
-                + header.sums_bytes as usize
-                + header.payload_bytes() as usize;
             headers.push(header);
-            held = held.get(bytes..).unwrap_or_default();
+            held = held.get(frame_bytes(&header)..).unwrap_or_default();
         }
         headers
     }
@@ -217,6 +212,12 @@ impl Receiver {
         }
         Ok(())
     }
+}
+
+/// Bytes of a frame with all that its header announces.
+fn frame_bytes(header: &Header) -> usize {
+    let around = usize::from(header.ext_bytes) + header.sums_bytes as usize;
+    HEADER_BYTES + around + header.payload_bytes() as usize
 }
 
 /// What of a list of slices is still to be filled.
