@@ -18,6 +18,13 @@ DEBIAN := build-essential python3-venv
 POSTGRESQL := /usr/lib/postgresql
 ON_POSTGRESQL := tests/unit/test_control_*.py tests/contract/test_control_http.py
 
+# Installs packages of the system where it may, else says what is missing: $(call debian,packages,what)
+define debian
+if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(1); \
+else echo "missing: $(2); install $(1)" >&2; exit 1; fi
+endef
+
 # Runs one suite under its own limit and prints its seconds: $(call suite,name,limit_s,command)
 define suite
 @start=$$SECONDS; timeout --kill-after=10 $(2) $(3) || { code=$$?; \
@@ -36,9 +43,7 @@ $(VENV)/.dependencies: pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is older than 3.11: make PYTHON=/path/to/a/newer/python3" >&2; exit 1; }
 	@if ! command -v cc >/dev/null || ! $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(DEBIAN); \
-	  else echo "missing: a C compiler or Python's ensurepip; install $(DEBIAN)" >&2; exit 1; fi; fi
+	  $(call debian,$(DEBIAN),a C compiler or Python's ensurepip); fi
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --upgrade 'pip>=25.1'
 	$(PY) -m pip install -q -c constraints.txt --group dev 'maturin>=1.9,<2'
@@ -67,9 +72,7 @@ test: build ## All tests: Rust, then Python (under 15 minutes on 2 cores)
 	$(call suite,rust,900,cargo test --release --locked --workspace --exclude gd2fs-py)
 	@$(PY) -m compileall -q python  # hundreds of processes would each do it, where the environment forbids to keep it
 	$(call suite,python,900,$(PY) -m pytest -n $(WORKERS) --dist worksteal --ignore $(DEMO))
-	@[ -d $(POSTGRESQL) ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends postgresql; } || \
-	  { echo "missing: PostgreSQL; install postgresql" >&2; exit 1; }
+	@if ! [ -d $(POSTGRESQL) ]; then $(call debian,postgresql,PostgreSQL); fi
 	$(call suite,postgresql,300,env GD2FS_TEST_DATABASE=postgresql $(PY) -m pytest -n $(WORKERS) --dist worksteal $(ON_POSTGRESQL))
 	$(call suite,demo,500,$(PY) -m pytest $(DEMO))
 	$(call suite,faults,600,env LOOPS=5 $(PY) -m pytest -n 2 --dist worksteal -rs tests/faults)
